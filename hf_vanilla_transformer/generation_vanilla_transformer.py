@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging
 
-from .plan_vanilla_transformer import ENGINE_OPTIONS, OPTIONS, GNMTLengthPenalty, Plan
+from .plan_vanilla_transformer import OPTIONS, GNMTLengthPenalty, Plan
 
 logger = logging.get_logger(__name__)
 
@@ -123,7 +123,6 @@ class DecodingMixin:
         kwargs = dict(zip(POSITIONAL, args, strict=False)) | kwargs
         if self.engine is not None:
             return self.engine.generate(self, kwargs)
-        _refuse_engine_options(kwargs, self.generation_config)
         return super().generate(**self.prepare_decoding(kwargs))  # type: ignore[misc]
 
     def prepare_decoding(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -132,9 +131,19 @@ class DecodingMixin:
         It returns arguments of `GenerationMixin.generate`; `kwargs`, those of `generate()` by name, stay as they are.
 
         Raises:
-            ValueError: An option has a wrong value, or two contradict each other.
+            ValueError: An option has a wrong value, two contradict each other, or one needs the engine.
         """
+        if "compute_type" in kwargs:
+            raise ValueError(
+                "`compute_type` is no option of `generate()`; call hf_vanilla_transformer.engine.attach(model, "
+                "compute_type=...) before."
+            )
         plan = Plan.of(kwargs, self.generation_config)
+        if plan.needs_attention:
+            name = "coverage_penalty" if plan.coverage_penalty else "output_alignments"
+            raise ValueError(
+                f"`{name}` needs the engine: call hf_vanilla_transformer.engine.attach(model), or set it to None."
+            )
         configs = [vars(one) for one in (kwargs.get("generation_config"), self.generation_config) if one is not None]
         if (kind := next(filter(None, (one.get("compute_type") for one in configs)), "default")) != "default":
             logger.warning_once(
@@ -147,17 +156,18 @@ class DecodingMixin:
         kwargs["generation_config"] = copy.deepcopy(kwargs.get("generation_config"))
         if isinstance(plan.length_penalty, GNMTLengthPenalty) and plan.num_beams > 1:
             _put(kwargs, "length_penalty", plan.length_penalty)
-        self._mask_padding(plan, kwargs)
+        self.mask_padding(plan, kwargs)
         if plan.limit[0] == "max_extra_length":
             self._limit_lengths(plan, kwargs)
         return kwargs
 
-    def mask_of_padding(self, input_ids: Tensor, ends: Sequence[int]) -> Tensor | None:
-        """Masks the padding of a source, (B, S), where it can be told from its ends; None: there is none."""
-        pad = self.config.pad_token_id
-        if pad is None or pad in ends or input_ids.ndim != 2 or not (input_ids == pad).any():
-            return None
-        return (input_ids != pad).long()
+    def source_lengths(self, source: Tensor, mask: Tensor | None) -> list[int]:
+        """Counts tokens without padding, of ids, (B, S), embeddings or the encoder's output, (B, S, d_model)."""
+        if mask is not None and mask.ndim == 2:
+            return (mask != 0).sum(dim=1).tolist()
+        if source.is_floating_point() or self.config.pad_token_id is None:
+            return [source.shape[1]] * len(source)
+        return (source != self.config.pad_token_id).sum(dim=1).tolist()
 
     def max_new_tokens(self, plan: Plan, source_lengths: Sequence[int], prompt_length: int = 1) -> list[int]:
         """Returns how many tokens each sentence gets at most: those of its plan, or fewer where positions end."""
@@ -167,16 +177,20 @@ class DecodingMixin:
             longest = [min(one, known) for one in longest]
         return longest
 
-    def _mask_padding(self, plan: Plan, kwargs: dict[str, Any]) -> None:
-        """Masks padding of source ids, and before the first token of prompts, where the caller gives no mask."""
+    def mask_padding(self, plan: Plan, kwargs: dict[str, Any]) -> None:
+        """Masks padding of source ids, and before the first token of prompts, where the caller gives no mask.
+
+        Padding is what can be told from ends and from the start token.
+        """
         ids: Any = kwargs.get("input_ids") if kwargs.get("inputs") is None else kwargs["inputs"]
-        prompt, are_ids = kwargs.get("decoder_input_ids"), isinstance(ids, Tensor) and not ids.is_floating_point()
-        if are_ids and kwargs.get("attention_mask") is None:
-            kwargs["attention_mask"] = self.mask_of_padding(ids, plan.ends)
-        if prompt is None or kwargs.get("decoder_attention_mask") is not None:
+        prompt, pad = kwargs.get("decoder_input_ids"), self.config.pad_token_id
+        are_ids = isinstance(ids, Tensor) and not ids.is_floating_point() and ids.ndim == 2
+        if are_ids and kwargs.get("attention_mask") is None and pad is not None and pad not in plan.ends:
+            kwargs["attention_mask"] = (ids != pad).long() if (ids == pad).any() else None
+        if prompt is None or kwargs.get("decoder_attention_mask") is not None or plan.start == pad:
             return
         mask = self.mask_of_left_padding(prompt, None)
-        if mask is not None and plan.start != self.config.pad_token_id and not mask.all():
+        if mask is not None and not mask.all():
             kwargs["decoder_attention_mask"] = mask.long()
 
     def _limit_lengths(self, plan: Plan, kwargs: dict[str, Any]) -> None:
@@ -184,15 +198,10 @@ class DecodingMixin:
         source, mask, prompt = _source_of(kwargs), kwargs.get("attention_mask"), kwargs.get("decoder_input_ids")
         if source is None:
             return
-        lengths = [source.shape[1]] * len(source)
-        if mask is not None and mask.ndim == 2:
-            lengths = (mask != 0).sum(dim=1).tolist()
-        elif not source.is_floating_point() and self.config.pad_token_id is not None:
-            lengths = (source != self.config.pad_token_id).sum(dim=1).tolist()
         begin = 1
         if prompt is not None:  # transformers sets the start token before one without it
             begin = prompt.shape[1] + int(plan.start is not None and bool((prompt[:, 0] != plan.start).all()))
-        longest = self.max_new_tokens(plan, lengths, begin)
+        longest = self.max_new_tokens(plan, self.source_lengths(source, mask), begin)
         _put(kwargs, "max_new_tokens", max(longest))
         _put(kwargs, "max_length", None)
         if len(source) > 1:  # one sentence alone ends at `max_new_tokens`
@@ -224,21 +233,6 @@ class DecodingMixin:
         rows, steps = beam_indices[:, :length], torch.arange(length, device=beam_indices.device)
         chosen = stacked[steps, rows.clamp(min=0), sequences[:, sequences.shape[1] - length :]]
         return chosen.masked_fill(rows < 0, 0.0)
-
-
-def _refuse_engine_options(kwargs: dict[str, Any], config: GenerationConfig) -> None:
-    """Refuses what transformers' loop doesn't do; a `compute_type` of a configuration is only warned of."""
-    configs = [vars(one) for one in (kwargs.get("generation_config"), config) if one is not None]
-    asked = [name for name in ENGINE_OPTIONS if any(one.get(name) for one in (kwargs, *configs))]
-    if "compute_type" in kwargs:
-        raise ValueError(
-            "`compute_type` is no option of `generate()`; call hf_vanilla_transformer.engine.attach(model, "
-            "compute_type=...) before."
-        )
-    if asked:
-        raise ValueError(
-            f"`{asked[0]}` needs the engine: call hf_vanilla_transformer.engine.attach(model), or set it to None."
-        )
 
 
 def _put(kwargs: dict[str, Any], name: str, value: object) -> None:

@@ -128,8 +128,9 @@ class Plan:
         settings = {**dict.fromkeys((*OPTIONS, *ENGINE_OPTIONS)), **own, **given}
         if settings.get("decoder_start_token_id") is None:
             settings["decoder_start_token_id"] = settings.get("bos_token_id")
+        beta = settings["coverage_penalty"]
         known: dict[str, Any] = {
-            "coverage_penalty": _coverage(settings["coverage_penalty"]),
+            "coverage_penalty": 0.0 if beta is None else _from_0_up("coverage_penalty", beta, "0.2"),
             "alignments": bool(settings["output_alignments"]),
         }
         others = _others(settings)
@@ -146,6 +147,11 @@ class Plan:
                 except (TypeError, ValueError):
                     others.append(_shown(name, value))
         return cls(**known, others=tuple(others))
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether a search has to know what each step attends to, which transformers' loop doesn't."""
+        return self.alignments or self.coverage_penalty > 0
 
     def max_new_tokens(self, source_length: int, prompt_length: int = 1) -> int:
         """Returns how many new tokens a sentence gets at most, at least 1.
@@ -277,30 +283,37 @@ def _as_list(value: Any) -> Any:
 
 def _limit(settings: Mapping[str, Any], given: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
     """Returns the name of the setting that limits lengths."""
-    names = LENGTHS[:2]
+    names, extra = LENGTHS[:2], settings["max_extra_length"]
+    if extra is not None and (isinstance(extra, bool) or not isinstance(extra, int) or extra < 0):
+        raise ValueError(f"`max_extra_length` is {extra!r}; give 0 or more tokens (the paper: 50), or None.")
     own = {name: value for name, value in own.items() if name not in names or settings[name] is not None}
     if not any(given.get(name) is not None for name in names) and (
-        given.get("max_extra_length") is not None or (settings["max_extra_length"] is not None and not sets_length(own))
+        given.get("max_extra_length") is not None or (extra is not None and not sets_length(own))
     ):
         return LENGTHS[2]
     return next((name for name in names if settings.get(name) is not None), None)
 
 
-def _penalty(settings: dict[str, Any], given: Mapping[str, Any]) -> float:
-    power, alpha = settings.get("length_penalty"), settings["gnmt_length_penalty"]
-    if isinstance(given.get("length_penalty"), GNMTLengthPenalty):  # of a configuration that was prepared before
-        power, alpha = None, float(given["length_penalty"])
-    elif given.get("length_penalty") is not None and given.get("gnmt_length_penalty") is None:
-        alpha = None
-    check_settings({"gnmt_length_penalty": alpha, "max_extra_length": settings["max_extra_length"], "power": power})
-    return GNMTLengthPenalty(alpha) if alpha is not None else 1.0 if power is None else power
+def _penalty(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """Returns the penalty of lengths, of which a call's takes the place of the model's."""
+    power, alpha, own = settings.get("length_penalty"), settings["gnmt_length_penalty"], given.get("length_penalty")
+    if isinstance(own, GNMTLengthPenalty):  # of a configuration that was prepared before
+        return own
+    if alpha is None or (own is not None and given.get("gnmt_length_penalty") is None):
+        return power
+    alpha = _from_0_up("gnmt_length_penalty", alpha, "the paper: 0.6")
+    if power not in (None, 1.0):
+        raise ValueError(
+            f"`gnmt_length_penalty` is {alpha} and `length_penalty` {power}: two formulas for one thing. Set one of "
+            "the two to None."
+        )
+    return GNMTLengthPenalty(alpha)
 
 
-def _coverage(beta: Any) -> float:
-    is_number = isinstance(beta, (int, float)) and not isinstance(beta, bool)
-    if beta is not None and not (is_number and 0 <= beta < math.inf):
-        raise ValueError(f"`coverage_penalty` is {beta!r}; it has to be a number from 0 up (0.2) or None.")
-    return float(beta or 0.0)
+def _from_0_up(name: str, value: Any, example: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"`{name}` is {value!r}; it has to be a number from 0 up ({example}) or None.")
+    return float(value)
 
 
 def sets_length(own: Mapping[str, Any]) -> bool:
@@ -325,23 +338,6 @@ def sets_length(own: Mapping[str, Any]) -> bool:
 @functools.cache
 def _warn_once(message: str) -> None:
     logger.warning(message)
-
-
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Checks the options of this package, and that only one length penalty is asked for; `power` is transformers'."""
-    alpha, extra, power = settings["gnmt_length_penalty"], settings["max_extra_length"], settings["power"]
-    is_number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
-    if alpha is not None and not (is_number and 0 <= alpha < math.inf):
-        raise ValueError(
-            f"`gnmt_length_penalty` is {alpha!r}; it has to be a number from 0 up (the paper: 0.6) or None."
-        )
-    if extra is not None and (isinstance(extra, bool) or not isinstance(extra, int) or extra < 0):
-        raise ValueError(f"`max_extra_length` is {extra!r}; give 0 or more tokens (the paper: 50), or None.")
-    if alpha is not None and power not in (None, 1.0):
-        raise ValueError(
-            f"`gnmt_length_penalty` is {alpha} and `length_penalty` {power}: two formulas for one thing. Set one of "
-            "the two to None."
-        )
 
 
 __all__ = ["GNMTLengthPenalty", "Plan"]

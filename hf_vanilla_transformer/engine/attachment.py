@@ -1,28 +1,21 @@
 """Puts the engine on a model and takes it off again.
 
 The contract is that of `torch.compile` or of an export: while the engine is attached, the model's weights and settings
-are constants. Changes are noticed at each call where that costs next to nothing; then transformers' loop decodes, and a
-warning names the reason:
-
-- other modules, classes or parameters, changed weights (torch's count of writes, the address, and 16 values of each
-  parameter), methods that an instance has of its own, another type or device: the engine is off from then on, until
-  `attach` is called again;
-- hooks, training mode, autocast, and options that the engine doesn't have: it steps aside for that call.
-
-Not noticed are elements written through `.data` or NumPy that miss the 16, changed settings of modules (`eps`,
-`scaling`) and of the configuration, and patched functions or classes of torch and transformers.
+are constants. Changes that `watch` notices at each call let transformers' loop decode, and a warning names the reason:
+after a change of the model until `attach` is called again; with hooks, in training mode, under autocast, and for
+options that the engine doesn't have, for that call. docs/engine.md names what isn't noticed.
 """
 
 import weakref
-from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
 
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import logging
 
-from ..plan_vanilla_transformer import ENGINE_OPTIONS
+from ..plan_vanilla_transformer import ENGINE_OPTIONS, Plan
 from .checkpoint_code import warn_of_other_code
-from .decoding.generate import Output, Uncovered, generate, plan_of
+from .decoding.generate import INPUTS, Output, Uncovered, generate
 from .decoding.graph import Graph
 from .decoding.packed import Packed
 from .decoding.prepared import Prepared
@@ -64,18 +57,16 @@ class Engine:
             raise EngineError(f"compute_type is {compute_type!r}; choose one of {', '.join(map(repr, COMPUTE_TYPES))}")
         if (reason := unsupported_reason(model, compute_type, allow_autocast=allow_autocast)) is not None:
             raise EngineError(f"the engine can't be attached to this model: {reason}")
-        own_type = str(model.lm_head.weight.dtype).removeprefix("torch.")
-        self.compute_type = own_type if compute_type == "default" else compute_type
+        is_default, is_int8 = compute_type == "default", compute_type == "int8"
+        self.compute_type = str(model.lm_head.weight.dtype).removeprefix("torch.") if is_default else compute_type
         self.allow_autocast = allow_autocast
         self.calls, self.fallbacks = 0, 0
         self.last_reason: str | None = None
         self._model = weakref.ref(model)
         self._snapshot: Snapshot | None = Snapshot(model, allow_autocast)
-        self._prepared: Prepared | None = (
-            Graph(model) if model.device.type == "cuda" else Packed(model, is_int8=compute_type == "int8")
-        )
+        self._prepared: Prepared | None = Graph(model) if model.device.type == "cuda" else Packed(model, is_int8)
         self._change: str | None = None  # why it is off
-        self._replaced: tuple[str, bool] | None = None  # what was attached before, for `__exit__`
+        self._before = _settings_of(model)  # what is attached until now, for `__exit__`
         self._warned: set[str] = set()
 
     @property
@@ -83,32 +74,24 @@ class Engine:
         """Whether the engine decodes; False after a change of the model, until `attach` is called again."""
         return self._prepared is not None
 
-    def __repr__(self) -> str:
-        state = "" if self.is_on else ", off"
-        return f"Engine({self.compute_type}, calls={self.calls}, fallbacks={self.fallbacks}{state})"
-
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()  # a copy of the model isn't attached
 
     def __enter__(self) -> "Engine":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if (model := self._model()) is not None:
-            _restore(model, self._replaced)
+            _restore(model, self._before)
 
     def generate(self, model: PreTrainedModel, arguments: dict[str, object]) -> Output:
         """Decodes for `model.generate(**arguments)` with the same result as without the engine.
 
-        There are two more arguments: `coverage_penalty` (beta of Wu et al. 2016, eq. 15) and `output_alignments`
-        (whether the output has `alignments`).
-
         Raises:
-            EngineError: One of the two is given for a call that is left to transformers' loop.
+            EngineError: An option of the engine's own is given for a call that is left to transformers' loop.
         """
-        plan = plan_of(model, arguments)
+        options = {name: value for name, value in arguments.items() if name not in INPUTS}
+        plan = Plan.of(options, model.generation_config)
         prepared, reason = self.ready(model)
         if prepared is not None and (reason := prepared.unsupported(plan)) is None:
             try:
@@ -118,9 +101,9 @@ class Engine:
             except Uncovered as uncovered:
                 reason = str(uncovered)
         self.step_aside(str(reason))
-        asked = zip(ENGINE_OPTIONS, (plan.coverage_penalty, plan.alignments), strict=True)
-        if own := [name for name, is_set in asked if is_set]:
-            raise EngineError(f"`{own[0]}` needs the engine, and it can't run this call: {reason}")
+        if plan.needs_attention:
+            name = "coverage_penalty" if plan.coverage_penalty else "output_alignments"
+            raise EngineError(f"`{name}` needs the engine, and it can't run this call: {reason}")
         arguments = {name: value for name, value in arguments.items() if name not in ENGINE_OPTIONS}
         return GenerationMixin.generate(model, **model.prepare_decoding(arguments))
 
@@ -128,20 +111,15 @@ class Engine:
         """Returns what decodes for a model now, or None and the reason; goes off for good after a change."""
         if self._model() is not model:
             return None, "the engine belongs to another model, of which this is a copy"
-        if self._snapshot is None:
-            return None, self._change
-        if (change := self._snapshot.change(model)) is not None:
-            self.close()
-            self._prepared = self._snapshot = None
-            self._change = f"{change} since the engine was attached; call engine.attach(model) again"
-            return None, self._change
-        obstacle = self._snapshot.obstacle(model)
-        return (self._prepared, None) if obstacle is None else (None, obstacle)
+        if self._snapshot is not None and (change := self._snapshot.change(model)) is not None:
+            self.switch_off(f"{change} since the engine was attached; call engine.attach(model) again")
+        reason = self._change if self._snapshot is None else self._snapshot.obstacle(model)
+        return (self._prepared, None) if reason is None else (None, reason)
 
-    def close(self) -> None:
-        """Frees what decoding has made for later calls: captured steps, on a GPU."""
-        if self._prepared is not None:
-            self._prepared.close()
+    def switch_off(self, reason: str) -> None:
+        """Frees the weights and all that decoding has made of them."""
+        self._prepared = self._snapshot = None
+        self._change = reason
 
     def step_aside(self, reason: str) -> None:
         """Counts a call that is left to transformers' loop, and warns once of each reason."""
@@ -158,8 +136,7 @@ def attach(model: PreTrainedModel, compute_type: str = "default", *, allow_autoc
         engine.attach(model)  # until engine.detach(model)
         with engine.attach(model, compute_type="int8"): ...  # inside of the `with` alone
 
-    While it is attached, weights and settings of the model are constants: `engine.attachment` says which changes are
-    noticed.
+    While it is attached, weights and settings of the model are constants (`engine.attachment`).
 
     Args:
         model: The paper's model.
@@ -174,9 +151,7 @@ def attach(model: PreTrainedModel, compute_type: str = "default", *, allow_autoc
     Raises:
         EngineError: The model isn't supported, or not with this `compute_type`.
     """
-    before = _attached_as(model)
     attached = Engine(model, compute_type, allow_autocast)
-    attached._replaced = before
     warn_of_other_code(model)
     model.engine = attached
     return attached
@@ -207,7 +182,7 @@ def attach_if_supported(
         return nullcontext()
 
 
-class detach:  # noqa: N801  # a function that may stand in a `with`
+def detach(model: PreTrainedModel) -> AbstractContextManager[object]:
     """Takes the engine off a model; in a `with`, it is attached again at the end if it still can be.
 
         engine.detach(model)
@@ -216,33 +191,22 @@ class detach:  # noqa: N801  # a function that may stand in a `with`
     Args:
         model: A model; one without an engine is left as it is.
     """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model, self._replaced = model, _attached_as(model)
-        _restore(model, None)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        _restore(self._model, self._replaced)
+    at_the_end = ExitStack()
+    at_the_end.callback(_restore, model, _settings_of(model))
+    _restore(model, None)
+    return at_the_end
 
 
-def _attached_as(model: PreTrainedModel) -> tuple[str, bool] | None:
-    """Returns the compute type of the engine that decodes for a model, and whether it allows autocast; or None."""
-    attached = getattr(model, "engine", None)
-    if not isinstance(attached, Engine) or not attached.is_on:
+def _settings_of(model: PreTrainedModel) -> dict[str, Any] | None:
+    """Returns how the engine that decodes for a model was attached, or None."""
+    attached = vars(model).get("engine")
+    if attached is None or not attached.is_on:
         return None
-    return attached.compute_type, attached.allow_autocast
+    return {"compute_type": attached.compute_type, "allow_autocast": attached.allow_autocast}
 
 
-def _restore(model: PreTrainedModel, arguments: tuple[str, bool] | None) -> None:
+def _restore(model: PreTrainedModel, settings: dict[str, Any] | None) -> None:
     if (attached := vars(model).pop("engine", None)) is not None:
-        attached.close()
-    if arguments is None:
-        return
-    compute_type, allow_autocast = arguments
-    if unsupported_reason(model, compute_type, allow_autocast=allow_autocast) is None:
-        attach(model, compute_type, allow_autocast=allow_autocast)
+        attached.switch_off("the engine was detached")
+    if settings is not None and unsupported_reason(model, **settings) is None:
+        attach(model, **settings)

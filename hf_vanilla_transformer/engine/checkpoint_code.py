@@ -19,11 +19,10 @@ def warn_of_other_code(model: PreTrainedModel) -> None:
     Args:
         model: The model; it knows its checkpoint, and its configuration says if there is any code.
     """
-    name = getattr(model, "name_or_path", "")
+    name, commit = str(model.name_or_path), getattr(model.config, "_commit_hash", None)
     if not name or not getattr(model.config, "auto_map", None):
         return
-    commit = getattr(model.config, "_commit_hash", None)
-    differing = [f"{file}.py" for file in FILES if _differs(str(name), f"{file}.py", commit)]
+    differing = [f"{file}.py" for file in FILES if _differs(name, f"{file}.py", commit)]
     if differing:
         logger.warning_once(
             f"{name} has code of its own that differs from hf_vanilla_transformer's: {', '.join(differing)}. It was "
@@ -36,12 +35,9 @@ def warn_of_other_code(model: PreTrainedModel) -> None:
 
 
 def _differs(name: str, file: str, commit: str | None) -> bool:
-    quiet = {f"_raise_exceptions_for_{problem}": False for problem in ("missing_entries", "connection_errors")}
     try:
-        own = cached_file(name, file, revision=commit, local_files_only=True, **quiet)
-    except (OSError, ValueError):  # no such folder any more
-        return False
-    if own is None:
+        own = cached_file(name, file, revision=commit, local_files_only=True)
+    except (OSError, ValueError):  # no such folder any more, or not this file
         return False
     texts = [Path(path).read_text(encoding="utf-8") for path in (own, Path(__file__).parents[1] / file)]
     try:

@@ -2,8 +2,7 @@
 
 import copy
 import functools
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 import torch
@@ -12,17 +11,12 @@ from transformers import PreTrainedModel
 from transformers.utils import output_capturing
 
 from .. import modeling_vanilla_transformer as modeling
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import torch_private
 
 HEAD = modeling.VanillaTransformerForConditionalGeneration
-KERNELS = ("sdpa", "eager")  # of eq. 1, `attn_implementation`
 
-# Hooks without effect on decoding, by the file and the name of their code.
-HARMLESS_HOOKS = {
-    (output_capturing.__file__, "output_capturing_hook"),
-    (sys.modules["transformers.modeling_utils"].__file__, "make_inputs_require_grads"),
-}
+# A hook without effect on decoding, by the file and the name of its code: it collects outputs where they are asked for.
+HARMLESS_HOOK = (output_capturing.__file__, "output_capturing_hook")
 
 # Activations that treat each element by itself, so that it makes no difference how positions are laid out.
 ACTIVATION_NAMES = (
@@ -64,22 +58,31 @@ def unsupported_reason(
         compute_type: As for `attach`.
         allow_autocast: As for `attach`.
     """
-    return _model_reason(model, allow_autocast) or _type_reason(model, compute_type)
+    return next(filter(None, _reasons(model, compute_type, allow_autocast)), None)
 
 
-def _model_reason(model: PreTrainedModel, allow_autocast: bool) -> str | None:
+def _reasons(model: PreTrainedModel, compute_type: str, allow_autocast: bool) -> Iterator[str | None]:
+    """Yields what each check says; the later ones presume that the earlier ones said None."""
     kind = type(model)
     if kind is not HEAD and kind.__name__ == HEAD.__name__ and kind.__module__.startswith("transformers_modules."):
-        return "its class came with the checkpoint; import hf_vanilla_transformer before loading the model"
+        yield "its class came with the checkpoint; import hf_vanilla_transformer before loading the model"
     if kind is not HEAD:
-        return f"{kind.__name__} is not {HEAD.__name__} itself"
+        yield f"{kind.__name__} is not {HEAD.__name__} itself"
     if getattr(model, "is_quantized", False):
-        return "its weights are quantized"
+        yield "its weights are quantized"
+    if (kernel := model.config._attn_implementation or "eager") not in ("sdpa", "eager"):
+        yield f"the attention is {kernel}"
+    if model.config.activation_function not in ACTIVATION_NAMES:
+        yield f"the activation {model.config.activation_function} may look at more than one element"
+    if getattr(model.config, "is_causal", None) is not None:
+        yield "the configuration has `is_causal`"
     modules = used_modules(model)
-    reason = _configuration_reason(model) or _structure_reason(model, modules)
-    for module in modules if reason is None else ():
-        reason = reason or shadowed_reason(module, allow_autocast and module is model) or hook_reason(module)
-    return reason or _parameter_reason(modules)
+    yield _structure_reason(model, modules)
+    for module in modules:
+        yield shadowed_reason(module, allow_autocast and module is model)
+        yield hook_reason(module)
+    yield _parameter_reason(modules)
+    yield _type_reason(model, compute_type)
 
 
 def _structure_reason(model: PreTrainedModel, modules: Sequence[nn.Module]) -> str | None:
@@ -114,7 +117,7 @@ def hook_reason(module: nn.Module) -> str | None:
     """Says that a module has hooks that could see or change what it computes, or None."""
     for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
         code = getattr(hook, "__code__", None)
-        if code is None or (code.co_filename, code.co_name) not in HARMLESS_HOOKS:
+        if code is None or (code.co_filename, code.co_name) != HARMLESS_HOOK:
             return f"a {type(module).__name__} has hooks"
     return None
 
@@ -126,27 +129,14 @@ def _names(kind: type) -> frozenset[str]:
     return frozenset(called - {"__class__", "loss_of_targets"}) | {"weight", "bias", "_hf_hook"}
 
 
-def _configuration_reason(model: PreTrainedModel) -> str | None:
-    config = model.config
-    if type(config) is not VanillaTransformerConfig:
-        return f"{type(config).__name__} is another configuration"
-    kernel = config._attn_implementation or "eager"
-    if kernel not in KERNELS:
-        return f"the attention is {kernel}"
-    if config.activation_function not in ACTIVATION_NAMES:
-        return f"the activation {config.activation_function} may look at more than one element"
-    return "the configuration has `is_causal`" if getattr(config, "is_causal", None) is not None else None
-
-
 def _parameter_reason(modules: Iterable[nn.Module]) -> str | None:
-    first, *others = parameters_of(modules)
-    if first.device.type == "meta" or not first.dtype.is_floating_point:
-        return f"its parameters are {first.dtype} on {first.device}"
-    for one in (first, *others):
-        if type(one) is not nn.Parameter or one.layout is not torch.strided or not one.numel():
-            return f"its parameters are of type {type(one).__name__}, {one.layout}, {tuple(one.shape)}"
-        if one.dtype is not first.dtype or one.device != first.device:
-            return "its parameters have several devices or types"
+    kinds = {(type(one), one.dtype, one.layout, one.device) for one in parameters_of(modules)}
+    if len(kinds) > 1:
+        return "its parameters have several devices or types"
+    ((kind, dtype, layout, device),) = kinds
+    is_usual = kind is nn.Parameter and dtype.is_floating_point and layout is torch.strided
+    if not is_usual or device.type == "meta":
+        return f"its parameters are of type {kind.__name__}, {dtype}, {layout} on {device}"
     return None
 
 

@@ -1,6 +1,5 @@
 """Notices changes of a model between two calls of `generate()`, in a fraction of a millisecond."""
 
-from collections.abc import Sequence
 from operator import is_not
 
 import torch
@@ -43,10 +42,8 @@ class Snapshot:
         Single elements that are written through `.data` or NumPy, and settings of modules, aren't seen.
         """
         modules = used_modules(model)
-        if len(modules) != len(self.kinds) or any(map(is_not, modules[1:], self.below)):
-            return "modules of the model were replaced"
-        if list(map(type, modules)) != self.kinds:
-            return "the class of a module was changed"
+        if list(map(type, modules)) != self.kinds or any(map(is_not, modules[1:], self.below)):
+            return "modules of the model, or their classes, were replaced"
         for module in modules:
             if (reason := shadowed_reason(module, self.allow_autocast and module is model)) is not None:
                 return reason
@@ -66,13 +63,10 @@ class Snapshot:
             if (module._forward_hooks or module._forward_pre_hooks) and (reason := hook_reason(module)) is not None:
                 return reason
             # To torch's other modules it makes no difference; new ones are in training mode until `eval()`.
-            if module.training and _differs_in_training(type(module)):
-                return f"a {type(module).__name__} is in training mode"
+            kind = type(module)
+            if module.training and (kind is nn.Dropout or kind.__module__ == modeling.__name__):
+                return f"a {kind.__name__} is in training mode"
         return "autocast is on" if torch.is_autocast_enabled(self.parameters[0].device.type) else None
-
-
-def _differs_in_training(kind: type[nn.Module]) -> bool:
-    return kind is nn.Dropout or kind.__module__ == modeling.__name__
 
 
 def _place(parameter: Tensor) -> tuple[int, int, torch.dtype]:
@@ -83,11 +77,9 @@ def _place(parameter: Tensor) -> tuple[int, int, torch.dtype]:
 
 def _sample(parameter: Tensor) -> Tensor:
     """Returns a view of some values of a parameter, as integers: (16,), or fewer where it is small."""
-    tensor = parameter.detach()
-    order: Sequence[int] = sorted(range(tensor.ndim), key=tensor.stride().__getitem__, reverse=True)
-    tensor = tensor.permute(*order)
-    # One with gaps or repeats in memory: the values of its first row.
-    tensor = tensor.view(-1) if tensor.is_contiguous() else tensor.select(0, 0) if tensor.ndim > 1 else tensor
+    # As they lie in memory, from the first to the last.
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
     # The last value is among them, and so are values of many columns: the step is seldom a multiple of the width.
-    step = max((len(tensor) - 1) // (VALUES_PER_PARAMETER - 1), 1)
-    return tensor[::step][:VALUES_PER_PARAMETER].view(INTEGERS[tensor.element_size()])
+    step = max((reach - 1) // (VALUES_PER_PARAMETER - 1), 1)
+    values = parameter.detach().as_strided((reach,), (1,))
+    return values[::step][:VALUES_PER_PARAMETER].view(INTEGERS[values.element_size()])

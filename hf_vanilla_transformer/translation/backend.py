@@ -113,7 +113,12 @@ class Backend(ABC):
         if plan.num_hypotheses > plan.num_beams and not plan.others:  # samples may be as many as one likes
             raise ValueError(f"num_return_sequences is {plan.num_hypotheses}, more than num_beams, {plan.num_beams}")
         if n_best is not None:
-            check_n_best(n_best, plan.num_beams)
+            check_number("n_best", n_best)
+            if plan.num_beams < (least := max(n_best, 2)):
+                raise ValueError(
+                    f"n_best={n_best} needs a beam search of at least {least} beams, and num_beams is "
+                    f"{plan.num_beams}; raise num_beams"
+                )
             plan = replace(plan, num_hypotheses=plan.num_beams)  # some may be one text
         plan = replace(plan, alignments=plan.alignments or alignments)
         if (reason := self.unsupported(plan)) is not None:
@@ -164,16 +169,6 @@ def check_generation(options: Mapping[str, object], settings: Any) -> None:
             check_number(name, options[name])
         elif not (has_length and name in LENGTHS):
             check_number(name, own.get(name), " of the generation config")
-
-
-def check_n_best(n_best: int, num_beams: int) -> None:
-    """Checks that a beam search has enough beams for n-best lists; raises `ValueError`."""
-    check_number("n_best", n_best)
-    if num_beams < max(n_best, 2):
-        raise ValueError(
-            f"n_best={n_best} needs a beam search of at least {max(n_best, 2)} beams, and num_beams is {num_beams}; "
-            "raise num_beams"
-        )
 
 
 # ---- Batches ----

@@ -108,7 +108,7 @@ class Batch:
             max_decoding_length=limit,
             # A beginning that the model is made to write is part of the translation, a prefix isn't.
             min_decoding_length=min(len(segments[0].prefix[1:]) + (plan.min_new_tokens or 0), limit),
-            suppress_sequences=model.barred(plan),
+            suppress_sequences=never_chosen(plan, model.target) or None,
             return_scores=plan.num_beams > 1,
             return_attention=plan.alignments,
             return_end_token=True,
@@ -128,13 +128,11 @@ class Batch:
             for place, again in zip(places, self._search(places), strict=True):
                 self._results[place] = again.result()
 
-    def translations(self, tokenizer: "PreTrainedTokenizerBase") -> list[list[Translation]]:
+    def translations(self) -> list[list[Translation]]:
         """Returns the best translations of each segment, by the model's own penalty."""
-        return [self._ranked(tokenizer, *row) for row in zip(self._segments, self._results, self._limits, strict=True)]
+        return [self._ranked(*row) for row in zip(self._segments, self._results, self._limits, strict=True)]
 
-    def _ranked(
-        self, tokenizer: "PreTrainedTokenizerBase", segment: Segment, result: "TranslationResult", limit: int
-    ) -> list[Translation]:
+    def _ranked(self, segment: Segment, result: "TranslationResult", limit: int) -> list[Translation]:
         prompt, has_scores = max(len(segment.prefix) - 1, 0), self._job.has_scores
 
         def count(tokens: list[str]) -> int:
@@ -145,7 +143,7 @@ class Batch:
         def translation(number: int, score: float | None) -> Translation:
             tokens = result.hypotheses[number][:limit]
             ids = [self._model.ids[token] for token in tokens]
-            text = tokenizer.decode(ids, skip_special_tokens=True)
+            text = self._job.tokenizer.decode(ids, skip_special_tokens=True)
             alignment = None
             if result.attention:
                 source = tuple(self._model.source[token] for token in segment.token_ids)
@@ -303,16 +301,12 @@ class CTranslate2Backend(Backend):
                 f"early_stopping is {plan.early_stopping} in the model's generation config; with CTranslate2, searches "
                 "end as with True."
             )
-        if plan.num_beams > 1 and self.barred(plan) and not plan.renormalize:
+        if plan.num_beams > 1 and never_chosen(plan, self.target) and not plan.renormalize:
             logger.warning(
                 "suppress_tokens or bad_words_ids of the model's generation config bar tokens; in beam search, "
                 "CTranslate2 gives their probability to the others, as with renormalize_logits: scores and "
                 "translations may differ."
             )
-
-    def barred(self, plan: Plan) -> list[list[str]] | None:
-        """Returns the tokens that a plan bars, as sequences of one; None: there are none."""
-        return never_chosen(plan, self.target) or None
 
     # ---- Searching ----
     def search(self, job: Job) -> Iterator[Found]:
@@ -325,7 +319,7 @@ class CTranslate2Backend(Backend):
         def ended() -> Found:
             places, batch = working.popleft()
             batch.wait()
-            return places, batch.translations(job.tokenizer)
+            return places, batch.translations()
 
         most = (job.batch_tokens or self._tokens(job.segments, plan.num_beams)) // plan.num_beams
         groups = list(batches_of(job.segments, batch_size, max(most, 1)))

@@ -216,7 +216,8 @@ def _without_unknown(
     if how == "keep":
         warn_of_unknown(tokenizer, [texts[one.text] for one in having], [one.token_ids for one in having])
         return segments
-    return [one._replace(token_ids=[token for token in one.token_ids if token != number]) for one in segments]
+    left = [one._replace(token_ids=[token for token in one.token_ids if token != number]) for one in segments]
+    return [one for one in left if not set(tokenizer.all_special_ids).issuperset(one.token_ids)]
 
 
 def _prefix_tokens(

@@ -25,10 +25,10 @@ def encode_within(encode: Encode, texts: list[str], limit: int) -> list[list[int
     return [None if ids is None or len(ids) > limit else ids for ids in rows]
 
 
-def divide(encode: Encode, text: str, limit: int) -> list[tuple[str, list[int]]]:
+def divide(encode: Encode, text: str, limit: int, begin: str = "") -> list[tuple[str, list[int]]]:
     """Divides a text at the end of a sentence near its middle, else at white space, else anywhere, and so on.
 
-    Nothing is lost but white space at the ends of pieces.
+    Nothing is lost but white space at the ends of pieces. Each is tokenized behind `begin`, a target language's code.
 
     Returns:
         The pieces, each with its token ids: at most `limit`, and at most `PIECE_TOKENS`.
@@ -41,7 +41,7 @@ def divide(encode: Encode, text: str, limit: int) -> list[tuple[str, list[int]]]
     waiting = [text.strip()]  # the first part is the last one here
     while waiting:
         part = waiting.pop()
-        (ids,) = encode_within(encode, [part], limit)
+        (ids,) = encode_within(encode, [begin + part], limit)
         if ids is not None:
             pieces.append((part, ids))
         elif len(part) < 2:

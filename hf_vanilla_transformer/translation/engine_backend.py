@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 
 from ..engine import Engine
 from ..engine.decoding.module import Module
-from ..engine.decoding.prepared import Averaged, Prepared
+from ..engine.decoding.prepared import Prepared
 from ..engine.decoding.search import Hypothesis
 from ..engine.support import HEAD
 from ..generation_vanilla_transformer import DecodingMixin
@@ -64,6 +64,7 @@ class EngineBackend(Backend):
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
+        self.models = [model]  # of an ensemble, several
         self.positions = positions_in(model.config)
         # The model below a `PeftModel`; it holds the adapters' layers.
         self.base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -91,8 +92,8 @@ class EngineBackend(Backend):
 
     @property
     def training(self) -> bool:  # type: ignore[override]
-        """Whether it is in training mode."""
-        return self.model.training
+        """Whether one of the models is in training mode."""
+        return any(one.training for one in self.models)
 
     # ---- Options ----
     def unsupported(self, plan: Plan) -> str | None:
@@ -130,15 +131,39 @@ class EngineBackend(Backend):
 
     def search(self, job: Job) -> Iterator[Found]:
         """Translates the segments of a job, the longest first."""
-        segments, most = job.segments, (job.batch_tokens or _batch_tokens(self)) // job.plan.num_beams
-        for numbers in batches_of(segments, job.batch_size, most):
-            batch = [segments[number] for number in numbers]
-            with no_gradients(self.model):  # not while the caller works
-                prepared = self.prepared(job.plan)
-                rows = None if prepared is None else searched(prepared, self.base, job, batch)
-                if rows is None or not all(rows):  # or all is impossible for one of them
-                    rows = self._generated(job, batch)
+        batch_tokens = BATCH_TOKENS_ON_GPU if self.device.type == "cuda" else BATCH_TOKENS
+        most = (job.batch_tokens or batch_tokens) // job.plan.num_beams
+        for numbers in batches_of(job.segments, job.batch_size, most):
+            batch = [job.segments[number] for number in numbers]
+            with no_gradients(self.models):  # not while the caller works
+                rows = self.hypotheses(job, batch)
             yield numbers, translations(job, batch, rows)
+
+    def hypotheses(self, job: Job, segments: list[Segment]) -> list[list[Hypothesis]]:
+        """Returns what is found for each of some segments with prefixes of one length, the best first."""
+        if (prepared := self.prepared(job.plan)) is not None:
+            rows = self.searched(prepared, job.plan, segments)
+            if all(rows):  # otherwise all is impossible for one of them
+                return rows
+        return self._generated(job, segments)
+
+    def searched(self, prepared: Prepared, plan: Plan, segments: list[Segment]) -> list[list[Hypothesis]]:
+        """Returns what the package's search finds for segments with prefixes of one length."""
+        rows = [torch.tensor(one.token_ids) for one in segments]
+        lengths = [len(row) for row in rows]
+        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=plan.padding or 0)
+        mask = None
+        if len(set(lengths)) > 1:
+            mask = (torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]).long().to(prepared.device)
+        prompts = torch.tensor([one.prefix or (plan.start,) for one in segments], device=prepared.device)
+        longest = self.max_new_tokens(plan, lengths, prompts.shape[1])
+        return prepared.search(plan, prepared.encode(ids.to(prepared.device), mask), mask, prompts, longest)
+
+    def max_new_tokens(self, plan: Plan, lengths: Sequence[int], prompt_length: int) -> list[int]:
+        """Returns how many tokens each sentence gets at most, by the tokens of its source and of its prompt."""
+        if self.is_own:
+            return self.base.max_new_tokens(plan, lengths, prompt_length)
+        return [plan.max_new_tokens(length, prompt_length) for length in lengths]
 
     def _generated(self, job: Job, segments: list[Segment]) -> list[list[Hypothesis]]:
         """Returns what `generate()` finds for segments with prefixes of one length."""
@@ -166,11 +191,22 @@ class EngineBackend(Backend):
 
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
         """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`."""
-        return log_probabilities([self.model], self.tokenizer, sources, targets)
-
-
-def _batch_tokens(backend: Backend) -> int:
-    return BATCH_TOKENS_ON_GPU if torch.device(backend.device).type == "cuda" else BATCH_TOKENS
+        inputs = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.device)
+        rows = [torch.tensor(ids) for ids in targets]
+        labels = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100).to(self.device)  # (B, T)
+        by_model = []
+        with no_gradients(self.models):
+            for model in self.models:
+                logits: Tensor = model(
+                    input_ids=inputs["input_ids"],
+                    attention_mask=inputs["attention_mask"],
+                    decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
+                    use_cache=False,
+                ).logits.float()  # (B, T, V)
+                losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
+                by_model.append(-losses.double().view(labels.shape))
+        mean = torch.stack(by_model).logsumexp(dim=0) - math.log(len(self.models))
+        return mean.masked_fill(labels == -100, 0.0).sum(dim=1).tolist()
 
 
 def _decodes_plainly(model: PreTrainedModel, base: PreTrainedModel) -> bool:
@@ -184,19 +220,6 @@ def _decodes_plainly(model: PreTrainedModel, base: PreTrainedModel) -> bool:
         return False
     adapters = getattr(model, "peft_config", None) or {}
     return not any(getattr(one, "is_prompt_learning", False) for one in adapters.values())
-
-
-def searched(prepared: Prepared, model: Any, job: Job, segments: list[Segment]) -> list[list[Hypothesis]]:
-    """Searches for the translations of segments with prefixes of one length; `model` knows its limit of lengths."""
-    plan, device = job.plan, prepared.device
-    rows = [torch.tensor(one.token_ids) for one in segments]
-    lengths = [len(row) for row in rows]
-    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=plan.padding or 0)
-    mask = (torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]).long() if len(set(lengths)) > 1 else None
-    mask = None if mask is None else mask.to(device)
-    prompts = torch.tensor([one.prefix or (plan.start,) for one in segments], device=device)
-    longest = model.max_new_tokens(plan, lengths, prompts.shape[1])
-    return prepared.search(plan, prepared.encode(ids.to(device), mask), mask, prompts, longest)
 
 
 def translations(job: Job, segments: list[Segment], rows: list[list[Hypothesis]]) -> list[list[Translation]]:
@@ -234,97 +257,7 @@ def _numbers_of_tokens(output: ModelOutput, plan: Plan, begin: int) -> list[int]
     return (is_open & (is_text | is_end)).sum(dim=1).tolist()
 
 
-def log_probabilities(
-    models: Sequence[PreTrainedModel],
-    tokenizer: PreTrainedTokenizerBase,
-    sources: list[list[int]],
-    targets: list[list[int]],
-) -> list[float]:
-    """Returns how probable each target is, in nats, by the mean of models' probabilities."""
-    device = models[0].device
-    inputs = tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(device)
-    rows = [torch.tensor(ids) for ids in targets]
-    labels = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100).to(device)  # (B, T)
-    by_model = []
-    for model in models:
-        with no_gradients(model):
-            logits: Tensor = model(
-                input_ids=inputs["input_ids"],
-                attention_mask=inputs["attention_mask"],
-                decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
-                use_cache=False,
-            ).logits.float()  # (B, T, V)
-            losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
-            by_model.append(-losses.double().view(labels.shape))
-    mean = torch.stack(by_model).logsumexp(dim=0) - math.log(len(models))
-    return mean.masked_fill(labels == -100, 0.0).sum(dim=1).tolist()
-
-
-def no_gradients(model: PreTrainedModel) -> AbstractContextManager[None]:
+def no_gradients(models: Sequence[PreTrainedModel]) -> AbstractContextManager[None]:
     """Turns gradients off. Quantized weights may be of tensor classes that inference mode refuses (quanto)."""
-    return torch.no_grad() if getattr(model, "is_quantized", False) else torch.inference_mode()
-
-
-class EnsembleBackend(Backend):
-    """Decodes with several models as one: at each step, its probabilities are the mean of theirs.
-
-    It decodes as the first one does, by that one's generation config.
-
-    Args:
-        members: The models, on one device.
-        tokenizer: Their tokenizer.
-    """
-
-    name = "engine"
-
-    def __init__(self, members: Sequence[PreTrainedModel], tokenizer: PreTrainedTokenizerBase) -> None:
-        self.members = [EngineBackend(one, tokenizer) for one in members]
-        self.tokenizer, first = tokenizer, self.members[0]
-        self.device, self.dtype = first.device, first.dtype
-        self.is_own = all(one.is_own for one in self.members)
-        ends = [one.positions for one in self.members if one.positions is not None]
-        self.positions = min(ends, default=None)
-
-    @property
-    def settings(self) -> Any:
-        """The first one's generation config."""
-        return self.members[0].settings
-
-    @property
-    def training(self) -> bool:  # type: ignore[override]
-        """Whether one of them is in training mode."""
-        return any(one.training for one in self.members)
-
-    def unsupported(self, plan: Plan) -> str | None:
-        """Says which setting of a plan an ensemble lacks, and why, or None."""
-        if (reason := next(filter(None, (one.unsupported(plan) for one in self.members)), None)) is not None:
-            return reason
-        reason = Averaged([Module(one.model) for one in self.members]).unsupported(plan)
-        return None if reason is None else f"several models decode as one by greedy or beam search alone: {reason}"
-
-    def _averaged(self, plan: Plan) -> Averaged:
-        return Averaged([one.prepared(plan) or Module(one.model) for one in self.members])
-
-    def max_new_tokens(self, plan: Plan, lengths: Sequence[int], prompt_length: int = 1) -> list[int]:
-        """Returns how many tokens each sentence gets at most: as many as the shortest table of positions allows."""
-        by_member = (
-            one.own.max_new_tokens(plan, lengths, prompt_length)
-            if one.own is not None
-            else [plan.max_new_tokens(length, prompt_length) for length in lengths]
-            for one in self.members
-        )
-        return [min(longest) for longest in zip(*by_member, strict=True)]
-
-    def search(self, job: Job) -> Iterator[Found]:
-        """Translates the segments of a job, the longest first."""
-        most = (job.batch_tokens or _batch_tokens(self)) // job.plan.num_beams
-        for numbers in batches_of(job.segments, job.batch_size, most):
-            batch = [job.segments[number] for number in numbers]
-            with torch.no_grad():
-                rows = searched(self._averaged(job.plan), self, job, batch)
-            rows = [own or [Hypothesis([])] for own in rows]  # where all is impossible
-            yield numbers, translations(job, batch, rows)
-
-    def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
-        """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`."""
-        return log_probabilities([one.model for one in self.members], self.tokenizer, sources, targets)
+    is_quantized = any(getattr(one, "is_quantized", False) for one in models)
+    return torch.no_grad() if is_quantized else torch.inference_mode()

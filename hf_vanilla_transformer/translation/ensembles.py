@@ -5,10 +5,51 @@ from collections.abc import Sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.loading import tokenizer_fingerprint
-from .engine_backend import EnsembleBackend
+from ..engine.decoding.module import Module
+from ..engine.decoding.prepared import Averaged
+from ..engine.decoding.search import Hypothesis
+from ..plan_vanilla_transformer import Plan
+from .backend import Job
+from .engine_backend import EngineBackend
+from .reading import Segment
 
 # Fields that the members of an ensemble have in common, beside the tokenizer.
 SHARED_FIELDS = ("vocab_size", "decoder_vocab_size", "decoder_start_token_id", "eos_token_id", "pad_token_id")
+
+
+class EnsembleBackend(EngineBackend):
+    """Decodes with several models as one: at each step, its probabilities are the mean of theirs.
+
+    It decodes as the first one does, by that one's generation config.
+
+    Args:
+        models: The members, on one device.
+        tokenizer: Their tokenizer.
+    """
+
+    def __init__(self, models: Sequence[PreTrainedModel], tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(models[0], tokenizer)
+        self.models = list(models)
+        self.members = [EngineBackend(one, tokenizer) for one in models]
+        self.is_own = all(one.is_own for one in self.members)
+        self.positions = min((one.positions for one in self.members if one.positions is not None), default=None)
+
+    def unsupported(self, plan: Plan) -> str | None:
+        """Says which setting of a plan an ensemble lacks, and why, or None."""
+        if (reason := next(filter(None, (one.unsupported(plan) for one in self.members)), None)) is not None:
+            return reason
+        reason = Averaged([Module(one) for one in self.models]).unsupported(plan)
+        return None if reason is None else f"several models decode as one by greedy or beam search alone: {reason}"
+
+    def hypotheses(self, job: Job, segments: list[Segment]) -> list[list[Hypothesis]]:
+        """Returns what is found for each of some segments, the best first; an empty one where all is impossible."""
+        members = [one.prepared(job.plan) or Module(one.model) for one in self.members]
+        return [own or [Hypothesis([])] for own in self.searched(Averaged(members), job.plan, segments)]
+
+    def max_new_tokens(self, plan: Plan, lengths: Sequence[int], prompt_length: int) -> list[int]:
+        """Returns how many tokens each sentence gets at most: as many as the shortest table of positions allows."""
+        by_member = (one.max_new_tokens(plan, lengths, prompt_length) for one in self.members)
+        return [min(longest) for longest in zip(*by_member, strict=True)]
 
 
 def ensemble(models: Sequence[PreTrainedModel], tokenizers: Sequence[PreTrainedTokenizerBase]) -> EnsembleBackend:

@@ -194,12 +194,16 @@ def rows_of(path: Path, form: str = "", column: str = "text") -> Iterator[tuple[
         with _reading(path):
             raw = opened.enter_context(path.open("rb"))
             file = opened.enter_context(gzip.open(raw)) if path.suffix.lower() == ".gz" else raw
+        yield raw, _rows(file, path, form, column)
+
+
+def _rows(file: Any, path: Path, form: str, column: str) -> Iterator[Row]:
+    with _reading(path):
         if form == PARQUET:
-            rows = _parquet_rows(file, path, column)
+            yield from _parquet_rows(file, path, column)
         else:
             read, _ = FORMATS[form]
-            rows = read(_lines(file, path, is_whole=form in WHOLE), path, column)
-        yield raw, _guarded(rows, path)
+            yield from read(_lines(file, path, is_whole=form in WHOLE), path, column)
 
 
 def _lines(file: Any, path: Path, is_whole: bool) -> Iterator[bytes]:
@@ -208,11 +212,6 @@ def _lines(file: Any, path: Path, is_whole: bool) -> Iterator[bytes]:
             check_start(line, str(path))
         plain = line.removeprefix(b"" if number else BOM_UTF8).removesuffix(b"\n").removesuffix(b"\r")
         yield line if is_whole else plain
-
-
-def _guarded(rows: Iterator[Row], path: Path) -> Iterator[Row]:
-    with _reading(path):
-        yield from rows
 
 
 @contextmanager

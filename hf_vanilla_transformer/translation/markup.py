@@ -242,12 +242,13 @@ class _Layout:
     def _span(self, node: _Node, first: int, last: int) -> tuple[int, int]:
         """Returns the units that an element goes around, or the place of markup twice."""
         begin, end = self.block.solid[node.begin], self.block.solid[node.end]
-        gains = self._shares(begin, end) - MOST
-        gains[self._is_kept] *= FORCED
-        gains[self.owners != node.parent] = -FORCED
-        start, stop, gain = _best(gains)
-        if begin < end and gain > LEAST - MOST:  # if no word has MOST, the best one alone
-            return start, stop
+        if begin < end:
+            gains = self._shares(begin, end) - MOST
+            gains[self._is_kept] *= FORCED
+            gains[self.owners != node.parent] = -FORCED
+            start, stop, gain = _best(gains)
+            if gain > LEAST - MOST:  # if no word has MOST, the best one alone
+                return start, stop
         places = np.arange(first, last + 1)
         around = np.concatenate([[-2], self.owners, [-2]])  # not inside of another element
         is_free = (around[places] != around[places + 1]) | (around[places] == node.parent)

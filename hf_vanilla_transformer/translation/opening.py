@@ -10,65 +10,49 @@ from transformers.utils import cached_file
 from ..checkpoints.kinds import CONFIG, Kind, check_kind, kind_of
 from ..checkpoints.loading import Where, check_tokenizer, load_checkpoint
 from ..data.hub_names import check_model_on_hub
-from ..engine import attach, attach_if_supported
+from ..engine import attach_if_supported
 from ..errors import CheckpointError, first_line
 from ..interop.conversion import ConversionError
 from ..interop.marian import from_marian
 from .backend import Backend, DeviceError
-from .ctranslate2 import CTranslate2Backend, import_library
+from .ctranslate2 import CTranslate2Backend
 from .decoding import check_model
 from .engine_backend import EngineBackend
 
 Opened = tuple[PreTrainedTokenizerBase, Any, Backend]  # the tokenizer, the model, and what decodes with it
 
 
-def open_with_engine(
+def open_model(
     model: str | Path | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
+    backend: str,
     device: str | torch.device | None,
     compute_type: str,
     dtype: torch.dtype | str,
     threads: int | None,
     where: Where,
 ) -> Opened:
-    """Opens a model and attaches the engine; arguments and errors are those of `Translator`."""
-    if isinstance(model, Backend):  # an ensemble
+    """Opens a model and attaches the engine, or converts it for CTranslate2; arguments are those of `Translator`."""
+    if backend == "engine" and isinstance(model, Backend):  # an ensemble
         if tokenizer is None:
             raise ValueError("an ensemble needs the tokenizer of its members; give tokenizer=...")
         return tokenizer, model, model
     if isinstance(model, str | Path):
-        tokenizer, loaded = load_to_translate(model, device, dtype=dtype, **where)
-        attach_if_supported(loaded, compute_type)
+        place = device if backend == "engine" else "cpu"
+        tokenizer, loaded = load_to_translate(model, place, dtype=dtype, **where)
     else:
         tokenizer, loaded = _checked(model, tokenizer)
-        if device is not None:
+        if backend == "engine" and device is not None:
             loaded = loaded.to(device)
-        if compute_type != "default":
-            attach(loaded, compute_type)
+    if backend == "ctranslate2":  # a model that is loaded for it is given up now
+        own = from_marian(loaded)[0] if isinstance(loaded, MarianMTModel) else loaded
+        made = CTranslate2Backend.converted(own, tokenizer, str(device or default_device()), compute_type, threads)
+        return tokenizer, made, made
+    if isinstance(model, str | Path) or compute_type != "default":
+        attach_if_supported(loaded, compute_type)
     if threads is not None:
         torch.set_num_threads(threads)
     return tokenizer, loaded, EngineBackend(loaded, tokenizer)
-
-
-def open_with_ctranslate2(
-    model: str | Path | PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None,
-    device: str | torch.device | None,
-    compute_type: str,
-    dtype: torch.dtype | str,
-    threads: int | None,
-    where: Where,
-) -> Opened:
-    """Converts a model for CTranslate2, loaded on the CPU and given up afterwards."""
-    import_library()  # before anything is downloaded
-    if dtype != "auto":
-        raise ValueError('dtype is for the backend "engine"; give compute_type')
-    is_name = isinstance(model, str | Path)
-    tokenizer, loaded = load_to_translate(model, "cpu", **where) if is_name else _checked(model, tokenizer)
-    if isinstance(loaded, MarianMTModel):
-        loaded = from_marian(loaded)[0]
-    made = CTranslate2Backend.converted(loaded, tokenizer, str(device or default_device()), compute_type, threads)
-    return tokenizer, made, made
 
 
 def load_to_translate(
@@ -120,11 +104,9 @@ def _is_opus_mt(name: str | Path, where: Where) -> bool:
 def _converted(
     name: str | Path, dtype: torch.dtype | str, where: Where
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    options: Any = {key: value for key, value in where.items() if key != "trust_remote_code"}  # it has no code
     try:
-        local_only = where.get("local_files_only", False)
-        model, tokenizer = from_marian(
-            name, revision=where.get("revision"), token=where.get("token"), local_files_only=local_only
-        )
+        model, tokenizer = from_marian(name, **options)
     except ConversionError as error:
         raise CheckpointError(f"can't convert {name} ({first_line(error)})") from error
     assert tokenizer is not None

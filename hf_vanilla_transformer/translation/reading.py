@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import did_you_mean, install
+from ..errors import did_you_mean, install, named
 from .division import Encode, divide, encode_within, join
 
 if TYPE_CHECKING:
@@ -60,20 +60,28 @@ def read_segments(
     the rules of `language`, unless it is None. Returns the segments, in the order of the texts; and for the number of
     each text with something too long, the number of its pieces.
     """
+    nothing = functools.cache(lambda begin: encoder(tokenizer)([begin])[0])
+    segments: list[Segment] = []
+    divided: dict[int, int] = {}
+    for number, gap, begin, parts in _divided(tokenizer, texts, limit, code, language):
+        # SentencePiece drops invisible characters.
+        pieces = [ids for _, ids in parts if len(ids) > FEW or ids != nothing(begin)]
+        if len(pieces) > 1:
+            divided[number] = divided.get(number, 0) + len(pieces)
+        segments += [Segment(number, ids, "" if place else gap) for place, ids in enumerate(pieces)]
+    return segments, divided
+
+
+def _divided(
+    tokenizer: "PreTrainedTokenizerBase", texts: Mapping[int, str], limit: int, code: str, language: str | None
+) -> Iterator[tuple[int, str, str, list[tuple[str, list[int]]]]]:
+    """Yields, for each sentence: its text's number, the white space before it, its target language, and its pieces."""
     encode = encoder(tokenizer)
     rows = [(number, *row) for number, text in texts.items() for row in _sentences(tokenizer, text, code, language)]
     encoded = encode_within(encode, [begin + sentence for _, _, begin, sentence in rows], limit)
-    nothing = functools.cache(lambda begin: encode([begin])[0])
-    segments: list[Segment] = []
-    divided: dict[int, int] = {}
     for (number, gap, begin, sentence), ids in zip(rows, encoded, strict=True):
-        if ids is not None and len(ids) <= FEW and ids == nothing(begin):  # SentencePiece drops invisible characters
-            continue
-        pieces = [ids] if ids is not None else _divided(encode, begin, sentence, limit)
-        if len(pieces) > 1:
-            divided[number] = divided.get(number, 0) + len(pieces)
-        segments += [Segment(number, piece, "" if place else gap) for place, piece in enumerate(pieces)]
-    return segments, divided
+        pieces = [(sentence, ids)] if ids is not None else divide(encode, sentence, limit, begin)
+        yield number, gap, begin, pieces
 
 
 def _sentences(
@@ -89,10 +97,6 @@ def _sentences(
         yield "", begin, text
 
 
-def _divided(encode: Encode, begin: str, sentence: str, limit: int) -> list[list[int]]:
-    return [ids for _, ids in divide(lambda pieces: encode([begin + piece for piece in pieces]), sentence, limit)]
-
-
 class Piece(NamedTuple):
     """A part of a text that is translated by itself: its text, its tokens, and the line breaks before it."""
 
@@ -103,16 +107,13 @@ class Piece(NamedTuple):
 
 def pieces_of(tokenizer: "PreTrainedTokenizerBase", text: str, limit: int, language: str | None = None) -> list[Piece]:
     """Divides a text as `read_segments` does; one that begins with a target language's code stays as it is."""
-    encode = encoder(tokenizer)
     if target_codes(tokenizer) and CODE.match(text):
-        return [Piece(text, len(encode([text])[0]))]
-    sentences = [("", text)] if language is None else list(split_sentences(text, language))
-    pieces: list[Piece] = []
-    encoded = encode_within(encode, [sentence for _, sentence in sentences], limit)
-    for (gap, sentence), ids in zip(sentences, encoded, strict=True):
-        parts = divide(encode, sentence, limit) if ids is None else [(sentence, ids)]
-        pieces += [Piece(part, len(own), "" if place else gap) for place, (part, own) in enumerate(parts)]
-    return pieces
+        return [Piece(text, len(encoder(tokenizer)([text])[0]))]
+    return [
+        Piece(part, len(ids), "" if place else gap)
+        for _, gap, _, parts in _divided(tokenizer, {0: text}, limit, "", language)
+        for place, (part, ids) in enumerate(parts)
+    ]
 
 
 def encoder(tokenizer: "PreTrainedTokenizerBase", *, is_target: bool = False, **options: object) -> Encode:
@@ -160,7 +161,8 @@ def target_code(tokenizer: "PreTrainedTokenizerBase", target_lang: str) -> str:
     code = target_lang if target_lang.startswith(">>") else f">>{target_lang}<<"
     if code not in codes:
         raise ValueError(
-            f"target_lang is {target_lang!r}, but the model's codes are {_some(codes)}{did_you_mean(code, codes)}"
+            f"target_lang is {target_lang!r}, but the model's codes are {named(codes, CODES_PER_ERROR)}"
+            f"{did_you_mean(code, codes)}"
         )
     return code
 
@@ -182,18 +184,13 @@ def check_target_codes(
         if match is None:
             raise ValueError(
                 f"the model has several target languages, and sentences[{index}] doesn't say which; give target_lang, "
-                f"or begin the text with its code: {_some(codes)}"
+                f"or begin the text with its code: {named(codes, CODES_PER_ERROR)}"
             )
         if match[1] not in codes:
             raise ValueError(
-                f"sentences[{index}] begins with {match[1]}, but the model's codes are {_some(codes)}"
+                f"sentences[{index}] begins with {match[1]}, but the model's codes are {named(codes, CODES_PER_ERROR)}"
                 f"{did_you_mean(match[1], codes)}"
             )
-
-
-def _some(codes: list[str]) -> str:
-    more = f" and {len(codes) - CODES_PER_ERROR:,} more" if len(codes) > CODES_PER_ERROR else ""
-    return ", ".join(codes[:CODES_PER_ERROR]) + more
 
 
 # ---- Sentences ----

@@ -24,7 +24,7 @@ from ..plan_vanilla_transformer import Plan
 from . import decoding
 from .backend import Backend, DeviceError, Options, Translation, check_number
 from .ctranslate2 import CTranslate2Backend, import_library
-from .reading import check_splitting, check_target_codes, target_code
+from .reading import check_target_codes
 from .tokenizer_file import open_tokenizer
 
 if TYPE_CHECKING:  # an exported model is translated without
@@ -112,6 +112,10 @@ class Translator:
             raise ValueError(f"threads is {threads!r}; it has to be an integer of at least 1")
         if isinstance(model, str | Path) and tokenizer is not None:
             raise ValueError("tokenizer is for a model that is given; a folder or a name has its own")
+        if self.backend == "ctranslate2":
+            import_library()  # before anything is downloaded
+            if dtype != "auto":
+                raise ValueError('dtype is for the backend "engine"; give compute_type')
         where: Where = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
         options: Options = {"backend": backend, "dtype": dtype, "warm_up": warm_up, **where}
         again = partial(type(self), model, device, compute_type, threads, **options)
@@ -120,12 +124,11 @@ class Translator:
         self.model: Any
         self.decodes_with: Backend
         if isinstance(model, str | Path) and kind_of(model) is Kind.CTRANSLATE2:
-            opened = _open_exported(Path(model), device, compute_type, dtype, threads)
+            opened = _open_exported(Path(model), device, compute_type, threads)
         else:
-            from . import opening  # it needs PyTorch and transformers
+            from .opening import open_model  # it needs PyTorch and transformers
 
-            open_model = opening.open_with_engine if self.backend == "engine" else opening.open_with_ctranslate2
-            opened = open_model(model, tokenizer, device, compute_type, dtype, threads, where)
+            opened = open_model(model, tokenizer, self.backend, device, compute_type, dtype, threads, where)
         self.tokenizer, self.model, self.decodes_with = opened
         self.compute_type = compute_type
         # A lock of each process: after a fork, none of another thread's is held for ever.
@@ -208,11 +211,9 @@ class Translator:
         """
         decoding.check_texts("sentences", texts)
         check_number("window", window)
-        check_splitting(options.get("split_sentences"))
-        if options.get("target_lang") is not None:
-            target_code(self.tokenizer, options["target_lang"])
         if not isinstance(options.get("prefix"), str | None):
             raise ValueError("prefix has to be one string for a stream, or give the texts as a list")
+        self._translate([], {**options, "progress": None, "progress_bar": False})  # which checks the options
         return self._windows(iter(texts), window, options)
 
     def _windows(self, texts: Iterator[str], window: int, options: Options) -> Iterator[Result]:
@@ -259,14 +260,9 @@ def _backend(model: object, backend: str | None) -> str:
     return backend or ("ctranslate2" if is_exported else "engine")
 
 
-def _open_exported(
-    folder: Path, device: Any, compute_type: str, dtype: Any, threads: int | None
-) -> tuple[Any, Any, Backend]:
+def _open_exported(folder: Path, device: Any, compute_type: str, threads: int | None) -> tuple[Any, Any, Backend]:
     """Opens a folder in CTranslate2's format, with neither PyTorch nor transformers if its tokenizer is a file."""
-    library = import_library()
-    if dtype != "auto":
-        raise ValueError('dtype is for the backend "engine"; give compute_type')
-    default = "cuda" if library.get_cuda_device_count() else "cpu"
+    default = "cuda" if import_library().get_cuda_device_count() else "cpu"
     opened = CTranslate2Backend(folder, str(device or default), compute_type, threads)
     tokenizer = open_tokenizer(folder)
     opened.check_tokenizer(tokenizer)

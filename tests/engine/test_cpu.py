@@ -15,7 +15,7 @@ from test_packed import CLOSE, by_transformers, by_us, cut, decode_at_random, fo
 from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine import cpu, torch_private
 from hf_vanilla_transformer.engine.cpu import CPU, INTEL, OTHERS, this_processor
-from hf_vanilla_transformer.engine.decoding.packed import encode
+from hf_vanilla_transformer.engine.decoding.packed import Packed
 from hf_vanilla_transformer.engine.decoding.weights import Weights
 
 needs_onednn = pytest.mark.skipif(not CPU.has_onednn, reason="this torch has no oneDNN")
@@ -57,7 +57,7 @@ def errors_of_steps(is_int8):
     """The largest error of logits of given tokens, and the root of the mean square divided by how logits vary."""
     model, inputs = model_of_ones_own(), padded(SOURCES)
     mask, wrong, expected = inputs["attention_mask"], [], []
-    memory = encode(Weights(model, is_int8), **inputs)
+    memory = Packed(model, is_int8).encode(**inputs)
     for i, tokens, logits, _ in decode_at_random(model, memory, mask, 8, beams=2, is_int8=is_int8):
         expected.append(forced(model, cut(inputs, i), tokens).logits[0])
         wrong.append(torch.stack(logits) - expected[-1])

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from test_generation import SOURCES, lively_model, padded
+from test_generation import EOS, SOURCES, lively_model, padded
 from transformers import GenerationConfig
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
@@ -73,6 +73,17 @@ def test_an_attached_model_takes_settings_as_transformers_does(kind):
     expected = outcome(model, **inputs, **copy.deepcopy(options))
     with engine.attach(model):
         assert outcome(model, **inputs, **copy.deepcopy(options)) == expected
+
+
+def test_padding_by_an_end_is_no_token_of_a_source():
+    """Without a mask, it is attended to, but lengths aren't counted by it."""
+    model, ids = lively_model(pad_token_id=EOS).double(), padded(SOURCES)["input_ids"]
+    options = {"input_ids": ids.masked_fill(ids == 0, EOS), "num_beams": 1, "max_extra_length": 3}
+    options |= {"suppress_tokens": [EOS], "early_stopping": False}
+    expected = outcome(model, **options)
+    with engine.attach(model) as attached:
+        assert outcome(model, **options) == expected
+    assert attached.calls == 1
 
 
 def test_settings_in_the_configuration_are_refused():

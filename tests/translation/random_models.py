@@ -1,6 +1,7 @@
 """Random models that translate: what the tests of `translation` share."""
 
 import torch
+from transformers import MarianConfig, MarianMTModel
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
@@ -27,3 +28,14 @@ def new_model(vocab_size, seed=3, end=3.0, **fields):
     model.lm_head.weight.data *= 2
     model.lm_head.bias.data[config.eos_token_id] = end
     return model
+
+
+def new_marian(vocab_size, **fields):
+    """A random model of another architecture."""
+    torch.manual_seed(0)
+    sizes = {f"{stack}_{what}": 2 for stack in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    tokens = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1, "forced_eos_token_id": None}
+    config = MarianConfig(
+        vocab_size=vocab_size, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, **sizes, **tokens, **fields
+    )
+    return MarianMTModel(config).eval()

@@ -2,18 +2,19 @@
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
+from opus_mt import opus_mt_folder
+from random_models import new_marian
+from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import (
     DictionaryTokenizer,
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
+from hf_vanilla_transformer.interop.marian import from_marian
 from hf_vanilla_transformer.translation.attention import MAX_TOKENS, attention_of
 
 NAMES = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
-SIZES = {"layers": 1, "attention_heads": 2, "ffn_dim": 8}
-TOKENS = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0, "forced_eos_token_id": 2, "max_length": 9}
 
 
 @pytest.fixture
@@ -36,32 +37,18 @@ def _check(attention, outputs):
     assert attention.cross.shape[2:] == (target, source)
 
 
-def test_a_forced_target_has_the_weights_of_the_model(model, tokenizer):
-    attention = attention_of(model, tokenizer, "half past nine", "halb zehn")
+def test_the_weights_are_those_of_the_model_for_a_forced_target_and_its_own(model, tokenizer):
     batch = tokenizer("half past nine", text_target="halb zehn", return_tensors="pt")
-    with torch.no_grad():
-        _check(attention, model(**batch, output_attentions=True))
-    assert attention.source_pieces == tokenizer.readable_pieces(batch["input_ids"][0])
-    assert attention.target_pieces == tokenizer.readable_pieces(batch["labels"][0])
-    assert attention.input_pieces == ["<s>", *attention.target_pieces[:-1]]
-    assert (attention.decoder.triu(1) == 0).all()
-
-
-def test_without_a_target_it_is_the_models_own_translation(model, tokenizer):
-    attention = attention_of(model, tokenizer, "half past nine")
-    inputs = tokenizer("half past nine", return_tensors="pt")
-    sequence = model.generate(**inputs)
-    with torch.no_grad():
-        outputs = model(**inputs, decoder_input_ids=sequence[:, :-1], output_attentions=True)
-    _check(attention, outputs)
-    assert attention.input_pieces == tokenizer.readable_pieces(sequence[0, :-1])
-    assert attention.target_pieces == tokenizer.readable_pieces(sequence[0, 1:])
-
-
-def test_a_model_in_training_mode_is_refused(model, tokenizer):
-    assert not attention_of(model, tokenizer, "it", "es").cross.requires_grad
-    with pytest.raises(ValueError, match=r"in training mode, .* call model.eval\(\) first"):
-        attention_of(model.train(), tokenizer, "it", "es")
+    labels, inputs = batch.pop("labels"), batch
+    own = model.generate(**inputs)
+    for target, sequence in (("halb zehn", torch.cat([torch.tensor([[1]]), labels], dim=1)), (None, own)):
+        attention = attention_of(model, tokenizer, "half past nine", target)
+        with torch.no_grad():
+            _check(attention, model(**inputs, decoder_input_ids=sequence[:, :-1], output_attentions=True))
+        assert attention.source_pieces == tokenizer.readable_pieces(inputs["input_ids"][0])
+        assert attention.input_pieces == tokenizer.readable_pieces(sequence[0, :-1])
+        assert attention.target_pieces == tokenizer.readable_pieces(sequence[0, 1:])
+        assert not attention.cross.requires_grad
 
 
 @pytest.mark.parametrize("text", ["שלום עולם", "半分 九時", "\u200b", "🙂 </script>", "a " * 250])
@@ -79,9 +66,11 @@ def test_odd_texts_have_weights(model, tokenizer, text):
         (None, None, TypeError, "source is of type NoneType; give one sentence, a string"),
         ("\ud800", None, ValueError, "has a lone surrogate at position 0"),
         ("it " * 600, None, ValueError, f"source has more than {MAX_TOKENS} tokens; give one sentence of it"),
+        ("it", "es", ValueError, r"in training mode, .* call model.eval\(\) first"),
     ],
 )
-def test_texts_that_cannot_be(model, tokenizer, source, target, error, message):
+def test_what_has_no_attention(model, tokenizer, source, target, error, message):
+    model.train("in training" in message)
     with pytest.raises(error, match=message):
         attention_of(model, tokenizer, source, target)
 
@@ -94,34 +83,19 @@ def test_weights_that_are_no_numbers_are_refused(model, tokenizer):
 
 
 def test_a_model_of_transformers_has_them_too(tokenizer):
-    sizes = {f"{stack}_{name}": size for stack in ("encoder", "decoder") for name, size in SIZES.items()}
-    config = MarianConfig(
-        vocab_size=len(tokenizer),
-        d_model=16,
-        max_position_embeddings=64,
-        attn_implementation="eager",
-        **TOKENS,
-        **sizes,
-    )
-    marian = MarianMTModel(config).eval()
+    marian = new_marian(len(tokenizer), attn_implementation="eager")
     attention = attention_of(marian, tokenizer, "half past nine", "halb zehn")
-    assert attention.cross.shape == (1, 2, len(attention.target_pieces), len(attention.source_pieces))
-    assert attention.input_pieces[0] == "<pad>"
-    assert attention_of(marian, tokenizer, "half past nine").cross.shape[:2] == (1, 2)
+    assert attention.cross.shape == (2, 2, len(attention.target_pieces), len(attention.source_pieces))
+    assert attention.input_pieces == ["<s>", *attention.target_pieces[:-1]]
+    assert attention_of(marian, tokenizer, "half past nine").cross.shape[:2] == (2, 2)
 
 
-@pytest.mark.parametrize("separate", [False, True])
-def test_opus_mt_tokenizers_name_each_side_by_its_own(tmp_path, separate):
-    from opus_mt import opus_mt_folder
-
-    from hf_vanilla_transformer.interop.marian import from_marian
-
-    model, tokenizer = from_marian(opus_mt_folder(tmp_path / "opus", separate_vocabs=separate))
+def test_opus_mt_tokenizers_name_each_side_by_its_own(tmp_path):
+    model, tokenizer = from_marian(opus_mt_folder(tmp_path / "opus", separate_vocabs=True))
     attention = attention_of(model, tokenizer, "A man is riding a bicycle.", "Ein Mann fährt.")
     assert "".join(attention.source_pieces) == "▁A▁man▁is▁riding▁a▁bicycle.</s>"
-    assert "".join(attention.target_pieces).endswith("</s>")
+    assert attention.target_pieces[-1] == "</s>"
     assert attention.input_pieces[1:] == attention.target_pieces[:-1]
-    assert attention.cross.shape == (3, 4, len(attention.target_pieces), len(attention.source_pieces))
 
 
 def test_two_dictionaries_name_each_side_by_its_own():

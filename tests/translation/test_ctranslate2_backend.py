@@ -2,9 +2,9 @@
 
 import json
 import re
+import shutil
 import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 import pytest
@@ -71,9 +71,7 @@ def assert_same(found, expected):
         {"num_beams": 1, "max_extra_length": 0},
         {"num_beams": 1, "min_new_tokens": 9},
         {"num_beams": 1, "max_new_tokens": 3, "do_sample": False, "early_stopping": False},
-        {"num_beams": 1, "prefix": "das"},
-        {"batch_tokens": 12},
-        {"batch_size": 1, "prefix": ["das", "", "das", "", "", "", "nine", ""]},
+        {"batch_tokens": 12, "prefix": ["das", "", "das", "", "", "", "nine", ""]},
     ],
     ids=str,
 )
@@ -84,16 +82,13 @@ def test_translations(ours, theirs, options):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         {"num_beams": 2, "n_best": 1},
         {"max_extra_length": 0},  # many searches end at their own sentence's limit, within batches of others'
         {"max_extra_length": 3, "num_beams": 6},
         {"max_extra_length": 4, "prefix": "das"},
-        {"max_new_tokens": 5},
         {"max_length": 6, "prefix": "das"},
         {"gnmt_length_penalty": 3.0, "max_extra_length": 5},
-        {"length_penalty": -1.5, "max_extra_length": 5},
-        {"length_penalty": 2.0, "prefix": "das", "max_extra_length": 5},
+        {"length_penalty": -1.5, "prefix": "das", "max_extra_length": 5},
         {"early_stopping": True, "batch_tokens": 30},
     ],
     ids=str,
@@ -120,10 +115,7 @@ def test_other_weights_give_the_same(tokenizer):
     sizes = {"decoder_vocab_size": len(tokenizer) + 3, "share_encoder_decoder_embeddings": False}
     for fields in (sizes, {"norm_position": "pre"}, {"position_encoding": "learned", "max_position_embeddings": 16}):
         model = new_model(len(tokenizer), **fields)
-        own, other = (
-            Translator(model, tokenizer=tokenizer),
-            Translator(model, tokenizer=tokenizer, backend="ctranslate2"),
-        )
+        own, other = (Translator(model, tokenizer=tokenizer, backend=name) for name in ("engine", "ctranslate2"))
         assert_same(other(TEXTS, n_best=4), own(TEXTS, n_best=4))
 
 
@@ -139,10 +131,10 @@ def test_barred_tokens(checkpoint, tokenizer, ours, setting, caplog):
     other = Translator(model, tokenizer=tokenizer, backend="ctranslate2")
     assert "scores and translations may differ" in caplog.text
     assert other(TEXTS, num_beams=1) == own(TEXTS, num_beams=1) != ours(TEXTS, num_beams=1)
-    targets = ours(TEXTS)
-    expected = [one.log_probability for one in score_pairs(ours.model, tokenizer, TEXTS, targets)]
-    found = [one.log_probability for one in score_pairs(other.model, tokenizer, TEXTS, targets)]
-    assert found == pytest.approx(expected, abs=CLOSE)
+    targets = [*ours(TEXTS[:-1]), ""]
+    expected, found = (score_pairs(one.model, tokenizer, TEXTS, targets) for one in (ours, other))
+    assert [one.num_tokens for one in found] == [one.num_tokens for one in expected]
+    assert [one.log_probability for one in found] == pytest.approx([one.log_probability for one in expected], abs=CLOSE)
     caplog.clear()
     model.generation_config.renormalize_logits = True
     other = Translator(model, tokenizer=tokenizer, backend="ctranslate2")
@@ -161,101 +153,50 @@ def test_a_beginning_that_is_forced_counts_as_written(tokenizer):
         assert other(TEXTS, num_beams=1, min_new_tokens=least) == own(TEXTS, num_beams=1, min_new_tokens=least)
 
 
-def test_forced_probabilities(ours, theirs):
-    pairs = ["it", "", "half past nine"], ["", "es kostet", "halb zehn"]
-    scores = [score_pairs(one.model, one.tokenizer, *pairs) for one in (theirs, ours)]
-    assert [one.num_tokens for one in scores[0]] == [one.num_tokens for one in scores[1]]
-    values = [[one.log_probability for one in row] for row in scores]
-    assert values[0] == pytest.approx(values[1], abs=CLOSE)
-
-
-# ---- Texts ----
-
-
-def test_long_lines_are_divided_and_not_cut(ours, theirs, checkpoint):
-    long = "half past nine on the fourth of May " * 400
-    divided = []
-    options = {"num_beams": 1, "max_new_tokens": 3, "on_division": lambda *which: divided.append(which)}
-    assert theirs([long, "it"], **options) == ours([long, "it"], **options)
-    assert divided[0] == divided[1]
-    assert divided[0][0] == 0
-    # CTranslate2 itself would cut this one to 1,024 tokens; the last words count, and the positions end at 2,048.
-    fits = "half past nine on the fourth of May " * 60
-    for text in (fits, f"{fits} it costs"):
+def test_long_lines_are_not_cut(ours, theirs):
+    """CTranslate2 itself would cut this one to 1,024 tokens; the last words count, and the positions end at 2,048."""
+    long = "half past nine on the fourth of May " * 60
+    for text in (long, f"{long} it costs"):
         assert 1_024 < len(ours.tokenizer(text)["input_ids"]) < 2_048
         rows = [one([text], n_best=2, max_source_tokens=4_000, max_new_tokens=4) for one in (theirs, ours)]
         assert_same(*rows)
-    divided.clear()
-    theirs([long], max_source_tokens=4_000, **options)
-    assert divided, "the table of positions has 2,048 rows"
-
-
-def test_threads_share_a_translator(theirs):
-    lists = [[f"{text} {number}" if text else "" for text in TEXTS * 5] for number in range(6)]
-    alone = [theirs(texts, batch_size=2) for texts in lists]
-    with ThreadPoolExecutor(len(lists)) as pool:
-        assert list(pool.map(lambda texts: theirs(texts, batch_size=2), lists)) == alone
+    divided = []
+    options = {"num_beams": 1, "max_new_tokens": 3, "on_division": lambda *which: divided.append(which)}
+    theirs(["it", long * 3], max_source_tokens=9_000, **options)
+    assert [place for place, _ in divided] == [1], "the table of positions has 2,048 rows"
 
 
 # ---- What is refused ----
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_options_that_it_lacks_are_refused_by_name(theirs):
+    for options, message in (
         ({"repetition_penalty": 1.2}, "the backend ctranslate2 has no option repetition_penalty; it has num_beams, "),
-        ({"coverage_penalty": 0.2}, "has no option coverage_penalty"),
-        ({"compute_type": "int8"}, "has no option compute_type"),
-        (
-            {"early_stopping": False},
-            "early_stopping is False, and searches of the backend ctranslate2 end as with True",
-        ),
+        ({"early_stopping": False}, "early_stopping is False, and searches of .* end as with True"),
         ({"min_new_tokens": 2}, "min_new_tokens for greedy search only"),
-        ({"length_penalty": 2.0, "gnmt_length_penalty": 0.6}, "two formulas for one thing"),
+        ({"do_sample": True}, "the backend ctranslate2 has no do_sample: it searches; leave it out"),
         ({"max_new_tokens": 3_000}, "max_new_tokens is 3,000, .* has 2,048 positions"),
-        ({"num_beams": 0}, "num_beams is 0"),
-        ({"target_lang": "deu"}, "no codes of target languages"),
-        ({"prefix": ["a"]}, "give one for each"),
-    ],
-    ids=str,
-)
-def test_options_that_it_lacks_are_refused_by_name(theirs, options, message):
-    with pytest.raises(ValueError, match=message):
-        theirs(TEXTS, **options)
+    ):
+        with pytest.raises(ValueError, match=message):
+            theirs(TEXTS, **options)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"compute_type": "bfloat16"},
-            r"can't open the model on cpu with compute_type='bfloat16' \(Requested bfloat16.*; try \"default\"",
-        ),
+def test_arguments_that_make_no_sense(checkpoint):
+    for arguments, message in (
+        ({"compute_type": "bfloat16"}, r"on cpu with compute_type='bfloat16' \(Requested bfloat16.*; try \"default"),
         ({"dtype": "float16"}, "give compute_type"),
         ({"device": "mps"}, "can't open the model on mps .*unsupported device mps"),
         ({"backend": "ctranslate"}, "backend is 'ctranslate'; choose one of 'engine', 'ctranslate2'"),
-    ],
-    ids=str,
-)
-def test_arguments_that_make_no_sense(checkpoint, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Translator(checkpoint, **{"backend": "ctranslate2", "device": "cpu", **arguments})
-
-
-@pytest.mark.parametrize(
-    ("setting", "named"),
-    [
-        ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size=2"),
-        ({"bad_words_ids": [[7, 8]]}, "bad_words_ids=[[7, 8]]"),
-        ({"eos_token_id": [2, 5]}, "eos_token_id=[2, 5]"),
-    ],
-    ids=str,
-)
-def test_a_models_own_settings_are_refused(tokenizer, setting, named):
-    model = new_model(len(tokenizer))
-    for name, value in setting.items():
-        setattr(model.generation_config, name, value)
-    with pytest.raises(
-        ValueError, match=re.escape(f"the model's generation config has {named}; the backend ctranslate2 lacks that")
     ):
+        with pytest.raises(ValueError, match=message):
+            Translator(checkpoint, **{"backend": "ctranslate2", "device": "cpu", **arguments})
+
+
+@pytest.mark.parametrize("setting", [{"no_repeat_ngram_size": 2}, {"bad_words_ids": [[7, 8]]}], ids=str)
+def test_a_models_own_settings_are_refused(tokenizer, setting):
+    model = new_model(len(tokenizer))
+    model.generation_config.update(**setting)
+    ((name, value),) = setting.items()
+    message = f"the model's generation config has {name}={value}; the backend ctranslate2 lacks that"
+    with pytest.raises(ValueError, match=re.escape(message)):
         Translator(model, tokenizer=tokenizer, backend="ctranslate2")
 
 
@@ -270,9 +211,8 @@ def test_what_seq2seq_trainer_fills_in_is_no_setting(checkpoint, tokenizer, ours
     assert (model.generation_config.max_length, model.generation_config.top_k) == (20, 50)
     assert not re.search("top_k|max_decoding", "\n".join(export(model, tokenizer, tmp_path)))
     long = ["half past nine on the fourth of May " * 3]
-    assert Translator(tmp_path, "cpu")(long, min_new_tokens=30, num_beams=1) == ours(
-        long, min_new_tokens=30, num_beams=1
-    )
+    options = {"min_new_tokens": 30, "num_beams": 1}
+    assert Translator(tmp_path, "cpu")(long, **options) == ours(long, **options)
 
 
 def test_a_type_that_the_processor_lacks_is_named(checkpoint, tokenizer, tmp_path):
@@ -323,21 +263,10 @@ def test_an_incomplete_or_mixed_folder_is_refused(exported, tmp_path):
     config.pop("max_position_embeddings")
     tokens = json.loads((exported / "shared_vocabulary.json").read_text())
     tokens[7], tokens[8] = tokens[8], tokens[7]
-    for number, (file, text) in enumerate(
-        [
-            ("generation_config.json", None),
-            ("config.json", json.dumps(config)),
-            ("shared_vocabulary.json", "["),
-            ("shared_vocabulary.json", json.dumps(tokens)),
-        ]
-    ):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        for other in exported.iterdir():
-            (folder / other.name).write_bytes(other.read_bytes())
-        (folder / file).unlink()
-        if text is not None:
-            (folder / file).write_text(text)
+    files = {"config.json": [config], "generation_config.json": [None], "shared_vocabulary.json": [None, tokens]}
+    for file, content in ((file, content) for file, contents in files.items() for content in contents):
+        folder = shutil.copytree(exported, tmp_path / "model", dirs_exist_ok=True)
+        (folder / file).write_text("[" if content is None else json.dumps(content))
         with pytest.raises(CheckpointError, match="export the model again"):
             Translator(folder, "cpu")
 
@@ -361,8 +290,6 @@ def test_target_languages(tmp_path):
         other("A man", target_lang="deu", max_new_tokens=1, num_beams=1)
     for options in ({"target_lang": "deu"}, {"target_lang": ">>fra<<"}):
         assert other("A man", num_beams=1, **options) == own("A man", num_beams=1, **options)
-    with pytest.raises(ValueError, match="several target languages"):
-        other("A man")
 
 
 # ---- Commands ----
@@ -377,7 +304,7 @@ def test_translate(checkpoint, ours, capsys):
     options = ("--backend", "ctranslate2", "--device", "cpu", "--threads", 1, "--length-penalty", 1)
     assert _run("translate", "--model", checkpoint, *options, *TEXTS[:3]) == 0
     assert capsys.readouterr().out.split("\n")[:-1] == ours(TEXTS[:3], gnmt_length_penalty=1.0)
-    for given in (("--early-stopping", "false"), ("--compute-type", "bfloat16"), ("--dtype", "float16")):
+    for given in (("--early-stopping", "false"), ("--compute-type", "bfloat16")):
         assert _run("translate", "--model", checkpoint, *options, *given, "it") == 2
         assert capsys.readouterr().err.count("\n") == 1
 
@@ -391,12 +318,10 @@ def test_evaluate(checkpoint, tmp_path, capsys):
         assert _run("evaluate", "--model", checkpoint, "--device", "cpu", *files, *options) == 0
         records.append(json.loads((tmp_path / name).read_text()))
     capsys.readouterr()
-    own, other = (json.dumps(record) for record in records)
-    assert '"backend": "engine"' in own
-    assert '"backend": "ctranslate2"' in other
-    results = [record["results"][0] for record in records]
-    assert results[0]["perplexity"] == pytest.approx(results[1]["perplexity"], rel=1e-4)
-    assert results[0]["bleu"] == results[1]["bleu"]
+    own, other = (record["results"][0] for record in records)
+    assert [one["decoding"]["backend"] for one in (own, other)] == ["engine", "ctranslate2"]
+    assert other["perplexity"] == pytest.approx(own["perplexity"], rel=1e-4)
+    assert other["bleu"] == own["bleu"]
     ensemble = ("--ensemble", "--backend", "ctranslate2")
     assert _run("evaluate", "--model", checkpoint, checkpoint, "--device", "cpu", *files[:4], *ensemble) == 2
     assert "averaged by the backend ctranslate2" in capsys.readouterr().err

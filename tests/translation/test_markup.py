@@ -121,28 +121,11 @@ def test_hostile_markup_is_rendered_in_time() -> None:
         assert shout(source).count("<b>") == source.count("<b>")
 
 
-PARTS = st.sampled_from(
-    [
-        "one ",
-        "two",
-        " ",
-        "&amp;",
-        "&#233;",
-        "<b>",
-        "</b>",
-        "<p>",
-        "</p>",
-        "<br/>",
-        "<code>x</code>",
-        "{a}",
-        "<",
-        ">",
-        "é",
-    ]
-)
+TAGS = ["<b>", "</b>", "<p>", "</p>", "<br/>", "<code>x</code>", "{a}"]
+PARTS = [*TAGS, "one ", "two", " ", "&amp;", "&#233;", "<", ">", "é"]
 
 
-@given(st.lists(PARTS, max_size=12).map("".join))
+@given(st.lists(st.sampled_from(PARTS), max_size=12).map("".join))
 def test_all_markup_comes_back(source: str) -> None:
     tags = re.compile(r"</?(?:b|p|br|code)/?>|\{a\}")
     assert sorted(tags.findall(shout(source))) == sorted(tags.findall(source))

@@ -43,9 +43,7 @@ def _alone(model, tokenizer, sentence, **options):
     return text.replace("\n", " ").replace("\r", " "), len(row) - 1
 
 
-# Decoding
-
-
+# ---- Decoding ----
 @pytest.mark.parametrize(
     "options",
     [
@@ -55,16 +53,14 @@ def _alone(model, tokenizer, sentence, **options):
         GREEDY | {"max_extra_length": 2, "pad_token_id": 5},  # which is text elsewhere
     ],
 )
-@pytest.mark.parametrize("batch_size", [2, 100])
-def test_order_text_and_lengths_are_those_of_each_sentence_alone(model, tokenizer, options, batch_size):
-    found = decode(model, tokenizer, TEXTS, batch_size=batch_size, **options)
+def test_order_text_and_lengths_are_those_of_each_sentence_alone(model, tokenizer, options):
+    found = decode(model, tokenizer, TEXTS, batch_size=2, **options)
     expected = [_alone(model, tokenizer, sentence, **options) if sentence else ("", 0) for sentence in TEXTS]
     assert [[(one.text, one.num_tokens, one.score) for one in row] for row in found] == [
         [(text, count, None)] for text, count in expected
     ]
     assert len({count for _, count in expected}) > 2 or options.get("max_new_tokens")
-    texts = [text for text, _ in expected]
-    assert translate(model, tokenizer, TEXTS, batch_size=batch_size, **options) == texts
+    assert translate(model, tokenizer, TEXTS, **options) == [text for text, _ in expected]
 
 
 def test_options_that_belong_to_sentences_are_refused(model, tokenizer):
@@ -149,12 +145,6 @@ def test_a_translation_is_one_line_and_its_length_counts_up_to_the_end(model, to
     assert decode(model, tokenizer, ["a"])[0][0].num_tokens == len(text)
 
 
-def test_sentences_that_are_empty_or_none_at_all(model, tokenizer, monkeypatch):
-    monkeypatch.setattr(model, "generate", None)  # it isn't needed
-    assert translate(model, tokenizer, ["", " ", "\t"]) == ["", "", ""]
-    assert translate(model, tokenizer, []) == []
-
-
 def test_batches_hold_every_sentence_once_by_length_within_both_limits():
     lengths = [3, 50, 20, 1, 20, 7, 8, 1, 1, 1]
     assert list(batches(lengths, 4, 40)) == [[1], [2, 4], [6, 5, 0, 3], [7, 8, 9]]
@@ -162,7 +152,7 @@ def test_batches_hold_every_sentence_once_by_length_within_both_limits():
     assert list(batches([], 4, 40)) == []
 
 
-@pytest.mark.parametrize("num_beams", [1, 2, 4])
+@pytest.mark.parametrize("num_beams", [1, 4])
 def test_batches_hold_as_many_tokens_as_are_allowed_for_all_beams_together(model, tokenizer, monkeypatch, num_beams):
     lengths = [len(ids) for ids in tokenizer(TEXTS)["input_ids"] if len(ids) > 1]
     shapes, generate = [], model.generate
@@ -177,9 +167,7 @@ def test_batches_hold_as_many_tokens_as_are_allowed_for_all_beams_together(model
     assert len(shapes) > 1 or num_beams == 1
 
 
-# Forced decoding
-
-
+# ---- Forced decoding ----
 PAIRS = [("twenty-one", "einundzwanzig"), ("it", ""), ("", "es"), ("half past nine on the fourth of May", "halb zehn")]
 SOURCES, TARGETS = [source for source, _ in PAIRS], [target for _, target in PAIRS]
 
@@ -216,9 +204,7 @@ def test_likelihood_of_an_ensemble_is_of_the_mean_probabilities(model, other, to
     assert likelihood.negative_log_probability == pytest.approx(expected, rel=1e-6)
 
 
-# Ensembles
-
-
+# ---- Ensembles ----
 @pytest.mark.parametrize("order", [1, -1])
 def test_an_ensemble_ends_where_its_shortest_table_of_positions_does(model, tokenizer, order):
     sizes = {"position_encoding": "learned", "max_position_embeddings": 20}
@@ -276,9 +262,7 @@ def test_the_search_of_an_ensemble_against_a_plain_one(beams, kind):
         assert _search(kind(member), beams) != found
 
 
-# What goes wrong
-
-
+# ---- What goes wrong ----
 def test_members_of_different_vocabularies_are_refused(model, tokenizer):
     vocabulary = tokenizer.get_vocab()
     swapped = SimpleNamespace(get_vocab=lambda: {**vocabulary, "a": vocabulary["b"], "b": vocabulary["a"]})
@@ -295,11 +279,9 @@ def test_members_of_different_vocabularies_are_refused(model, tokenizer):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_best": 0}, "n_best is 0; it has to be an integer from 1 to 1,000"),
         ({"n_best": 5}, "n_best=5 needs a beam search of at least 5 beams, and num_beams is 4; raise"),
         ({"n_best": 1, "num_beams": 1}, "n_best=1 needs a beam search of at least 2 beams"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"batch_tokens": 0}, "batch_tokens is 0; it has to be an integer from 1 to 1,000,000"),
+        ({"batch_size": 0}, "batch_size is 0; it has to be an integer from 1 to 100,000"),
         ({"gnmt_length_penalty": -1.0}, "`gnmt_length_penalty` is -1.0"),
     ],
 )
@@ -314,16 +296,11 @@ def test_n_best_lists_have_the_models_beams_where_a_calls_generation_config_name
     assert decode(model, tokenizer, ["a"], n_best=2, generation_config=given) == expected
 
 
-@pytest.mark.parametrize(
-    "given", [iter, tuple, lambda texts: dict.fromkeys(texts).keys(), lambda texts: map(str, texts)]
-)
+@pytest.mark.parametrize("given", [iter, lambda texts: dict.fromkeys(texts).keys()])
 def test_sentences_are_iterated_over_once(model, tokenizer, given):
-    assert translate(model, tokenizer, given(TEXTS)) == translate(model, tokenizer, TEXTS)
     assert decode(model, tokenizer, given(TEXTS)) == decode(model, tokenizer, TEXTS)
-    pairs = [(source, f"{number} {target}") for number, (source, target) in enumerate(PAIRS)]
-    sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
-    expected = score_targets(model, tokenizer, sources, targets)
-    assert score_targets(model, tokenizer, given(sources), given(targets)) == expected
+    expected = score_targets(model, tokenizer, SOURCES, TARGETS)
+    assert score_targets(model, tokenizer, given(SOURCES), given(TARGETS)) == expected
 
 
 def test_a_model_in_training_mode_is_refused(tokenizer, other):

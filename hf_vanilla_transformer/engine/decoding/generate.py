@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 
 from ...plan_vanilla_transformer import Plan
@@ -18,15 +20,11 @@ Output: TypeAlias = GenerateBeamEncoderDecoderOutput | GenerateEncoderDecoderOut
 INPUTS = ("inputs", "input_ids", "attention_mask", "decoder_input_ids", "encoder_outputs", "streamer", "labels")
 NO_HYPOTHESIS = -1e9  # transformers' score of places that hold none
 
+_padded = partial(pad_sequence, batch_first=True)
+
 
 class Uncovered(Exception):  # noqa: N818  # no error: transformers' loop takes the call
     """What keeps the engine from a call."""
-
-
-def plan_of(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Plan:
-    """Resolves how a call of `generate()` decodes; raises `ValueError` for wrong values of the package's options."""
-    options = {name: value for name, value in arguments.items() if name not in INPUTS}
-    return Plan.of(options, model.generation_config)
 
 
 def generate(model: PreTrainedModel, plan: Plan, arguments: Mapping[str, Any], prepared: Prepared) -> Output:
@@ -35,18 +33,14 @@ def generate(model: PreTrainedModel, plan: Plan, arguments: Mapping[str, Any], p
     Raises:
         Uncovered: Its inputs are not what the engine takes, or transformers' loop refuses it or fills its output up.
     """
-    device, streamer, returns_dict = prepared.device, arguments.get("streamer"), _returns_dict(model, arguments)
-    source, is_encoded = _source(arguments)
-    mask = arguments.get("attention_mask")
-    if mask is None and not is_encoded:
-        mask = model.mask_of_padding(source, plan.ends)
-    _check_mask(mask, source, is_needed=is_encoded)
-    prompts = _prompts(model, plan, arguments.get("decoder_input_ids"), source)
-    _check_sizes(plan, prompts, streamer)
-    lengths = [source.shape[1]] * len(source) if mask is None else (mask != 0).sum(dim=1).tolist()
-    longest = model.max_new_tokens(plan, lengths, prompts.shape[1])
+    device, streamer, arguments = prepared.device, arguments.get("streamer"), dict(arguments)
+    model.mask_padding(plan, arguments)
+    source, mask = _source(arguments), arguments.get("attention_mask")
+    prompts = _prompts(plan, arguments.get("decoder_input_ids"), source)
+    _check(model, plan, arguments, source, prompts)
+    longest = model.max_new_tokens(plan, model.source_lengths(source, mask), prompts.shape[1])
     mask = None if mask is None else mask.to(device)
-    memory = source if is_encoded else prepared.encode(source.to(device), mask)
+    memory = source if source.ndim == 3 else prepared.encode(source.to(device), mask)
     if streamer is not None:
         streamer.put(prompts.cpu())
     on_token = None if streamer is None else lambda token: streamer.put(torch.tensor([token]))
@@ -55,67 +49,58 @@ def generate(model: PreTrainedModel, plan: Plan, arguments: Mapping[str, Any], p
     if streamer is not None:
         streamer.end()
     is_short = any(len(own) < plan.num_hypotheses for own in found)
-    if is_short and prepared.is_exact and not (plan.alignments or plan.coverage_penalty):
+    if is_short and prepared.is_exact and not plan.needs_attention:
         raise Uncovered("a search ended with fewer hypotheses than are asked for")
-    output = _beam_output(found, plan, prompts) if plan.num_beams > 1 else _greedy_output(found, plan, prompts)
-    return output if returns_dict else output.sequences
+    output = _output(found, plan, prompts, source.shape[1])
+    return output if _returns_dict(model, arguments) else output.sequences
 
 
-def _source(arguments: Mapping[str, Any]) -> tuple[Tensor, bool]:
-    """Returns the source's ids, (B, S), or the encoder's output, (B, S, d_model), and whether it is the latter."""
+def _source(arguments: Mapping[str, Any]) -> Tensor:
+    """Returns the source's ids, (B, S), or the encoder's output, (B, S, d_model)."""
     ids, encoded = arguments.get("input_ids"), arguments.get("encoder_outputs")
-    if arguments.get("inputs") is not None:
-        if ids is not None:
-            raise Uncovered("`inputs` and `input_ids` are given")
-        ids = arguments["inputs"]
+    if (inputs := arguments.get("inputs")) is not None:
+        ids = inputs if ids is None else None  # transformers refuses both
     if encoded is not None and not isinstance(encoded, tuple):
         encoded = next(iter(encoded.values()))
     source: Any = ids if encoded is None else encoded
     is_right = isinstance(source, Tensor) and source.ndim == (2 if encoded is None else 3) and source.numel()
     if not is_right or (encoded is None and source.is_floating_point()):
         raise Uncovered("the source isn't token ids, (batch, length), or an output of the encoder")
-    return source, encoded is not None
+    return source
 
 
-def _check_sizes(plan: Plan, prompts: Tensor, streamer: Any) -> None:
+def _check(model: PreTrainedModel, plan: Plan, arguments: Mapping[str, Any], source: Tensor, prompts: Tensor) -> None:
     """Refuses what transformers refuses, and what the search has no order for."""
-    if plan.num_hypotheses > plan.num_beams:
-        raise Uncovered("more hypotheses than beams are asked for")
-    if plan.padding is None and len(prompts) > 1:
-        raise Uncovered("there is no padding token")
-    if plan.limit[0] == "max_length" and plan.limit[1] <= prompts.shape[1]:
-        raise Uncovered("`max_length` leaves no room behind the prompt")
-    if streamer is not None and (len(prompts) > 1 or plan.num_beams > 1):
-        raise Uncovered("beams or several sentences can't be streamed")
+    mask: Any = arguments.get("attention_mask")
+    is_masked, is_streamed = mask is not None, arguments.get("streamer") is not None
+    settings, (limit, most) = model.config._get_generation_parameters(), plan.limit
+    obstacles = {
+        "the configuration has settings of decoding": settings and arguments.get("generation_config") is None,
+        "`encoder_outputs` has no `attention_mask`": source.ndim == 3 and not is_masked,
+        "`attention_mask` has another shape than the source": is_masked and mask.shape != source.shape[:2],
+        "a source is all padding": is_masked and not mask.any(dim=-1).all(),
+        "`attention_mask` has other values than 0 and 1": is_masked and not ((mask == 0) | (mask == 1)).all(),
+        "prompts have padding": arguments.get("decoder_attention_mask") is not None,
+        "more hypotheses than beams are asked for": plan.num_hypotheses > plan.num_beams,
+        "there is no padding token": plan.padding is None and len(source) > 1,
+        "`max_length` leaves no room behind the prompt": limit == "max_length" and most <= prompts.shape[1],
+        "beams or several sentences can't be streamed": is_streamed and plan.num_beams * len(source) > 1,
+    }
+    for reason, is_in_the_way in obstacles.items():
+        if is_in_the_way:
+            raise Uncovered(reason)
 
 
 def _returns_dict(model: PreTrainedModel, arguments: Mapping[str, Any]) -> bool:
     """Tells whether an output with scores is asked for."""
-    config = arguments.get("generation_config")
-    if config is not None and not isinstance(config, GenerationConfig):
-        raise Uncovered("`generation_config` is none")
-    if config is None and model.config._get_generation_parameters():
-        raise Uncovered("the configuration has settings of decoding, which transformers refuses")
     if "return_dict_in_generate" in arguments:
         return bool(arguments["return_dict_in_generate"])
-    asked = [one.return_dict_in_generate for one in (config, model.generation_config) if one is not None]
+    configs = (arguments.get("generation_config"), model.generation_config)
+    asked = [one.return_dict_in_generate for one in configs if one is not None]
     return bool(next((one for one in asked if one is not None), False))
 
 
-def _check_mask(mask: Tensor | None, source: Tensor, *, is_needed: bool) -> None:
-    if mask is None:
-        if is_needed:
-            raise Uncovered("`encoder_outputs` has no `attention_mask`")
-        return
-    if mask.shape != source.shape[:2]:
-        raise Uncovered("`attention_mask` has another shape than the source")
-    if not mask.any(dim=1).all():
-        raise Uncovered("a source is all padding")
-    if not ((mask == 0) | (mask == 1)).all():
-        raise Uncovered("`attention_mask` has other values than 0 and 1")
-
-
-def _prompts(model: PreTrainedModel, plan: Plan, given: Tensor | None, source: Tensor) -> Tensor:
+def _prompts(plan: Plan, given: Tensor | None, source: Tensor) -> Tensor:
     """Returns what targets begin with, (B, P): the start token, before a prompt without it."""
     assert plan.start is not None, "else the plan isn't supported"
     start = torch.full((len(source), 1), plan.start, device=source.device)
@@ -123,11 +108,7 @@ def _prompts(model: PreTrainedModel, plan: Plan, given: Tensor | None, source: T
         return start
     if not isinstance(given, Tensor) or given.ndim != 2 or len(given) != len(source) or given.is_floating_point():
         raise Uncovered("`decoder_input_ids` aren't (batch, length)")
-    mask = model.mask_of_left_padding(given, None)
-    if mask is not None and plan.start != model.config.pad_token_id and not mask.all():
-        raise Uncovered("prompts have padding")
-    has_start = (given[:, :1] == start).any()
-    return given.long() if has_start else torch.cat([start, given], dim=1)
+    return given.long() if (given[:, :1] == start).any() else torch.cat([start, given], dim=1)
 
 
 @dataclass
@@ -149,41 +130,25 @@ class BeamSearchOutput(GenerateBeamEncoderDecoderOutput):
     alignments: Tensor | None = None
 
 
-def _greedy_output(found: list[list[Hypothesis]], plan: Plan, prompts: Tensor) -> GreedySearchOutput:
-    rows = [one for (one,) in found]
-    filling = 0 if plan.padding is None else plan.padding
-    return GreedySearchOutput(_fill(rows, prompts, filling), alignments=_alignments(rows))
-
-
-def _beam_output(found: list[list[Hypothesis]], plan: Plan, prompts: Tensor) -> BeamSearchOutput:
-    rows, beams = list[Hypothesis](), list[Tensor]()
-    for sentence, own in enumerate(found):
-        rows += own + [Hypothesis([], NO_HYPOTHESIS)] * (plan.num_hypotheses - len(own))
-        shifted = (torch.tensor(one.beams) + sentence * plan.num_beams for one in rows[len(beams) :])
-        beams += [one.to(torch.int32) for one in shifted]
-    # As in transformers' beam search, `</s>` stands behind a hypothesis where padding has the id 0.
-    filling = (plan.padding or plan.ends[0]) if plan.ends else -1
-    return BeamSearchOutput(
-        sequences=_fill(rows, prompts.repeat_interleave(plan.num_hypotheses, dim=0), filling),
-        sequences_scores=torch.tensor([one.score for one in rows], dtype=torch.float32, device=prompts.device),
-        beam_indices=_padded(beams, -1).to(prompts.device),
-        alignments=_alignments(rows),
-    )
-
-
-def _alignments(rows: list[Hypothesis]) -> Tensor | None:
+def _output(
+    found: list[list[Hypothesis]], plan: Plan, prompts: Tensor, source_length: int
+) -> GreedySearchOutput | BeamSearchOutput:
+    count, width, device = plan.num_hypotheses, plan.num_beams, prompts.device
+    nothing = Hypothesis([], NO_HYPOTHESIS, attention=torch.zeros(0, source_length, device=device))
+    rows = [one for own in found for one in own + [nothing] * (count - len(own))]
+    filling = plan.padding or 0
+    if width > 1:  # `</s>` stands behind a hypothesis where padding has the id 0, as in transformers' beam search
+        filling = (plan.padding or plan.ends[0]) if plan.ends else -1
+    tokens = _padded([torch.tensor(one.tokens, dtype=prompts.dtype) for one in rows], padding_value=filling)
+    sequences = torch.cat([prompts.repeat_interleave(count, dim=0), tokens.to(device)], dim=1)
     shown = [one.attention for one in rows if one.attention is not None]
-    if not shown:
-        return None
-    return _padded([shown[0][:0] if one.attention is None else one.attention for one in rows])
-
-
-def _padded(rows: list[Tensor], filling: int = 0) -> Tensor:
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=filling)
-
-
-def _fill(rows: list[Hypothesis], prompts: Tensor, filling: int) -> Tensor:
-    """Puts new tokens behind their prompts, (B, P): (B, P + longest)."""
-    longest = max(len(one.tokens) for one in rows)
-    filled = [one.tokens + [filling] * (longest - len(one.tokens)) for one in rows]
-    return torch.cat([prompts, torch.tensor(filled, dtype=prompts.dtype, device=prompts.device)], dim=1)
+    alignments = _padded(shown) if plan.alignments else None
+    if width == 1:
+        return GreedySearchOutput(sequences, alignments=alignments)
+    beams = [torch.tensor(one.beams, dtype=torch.int32) + number // count * width for number, one in enumerate(rows)]
+    return BeamSearchOutput(
+        sequences=sequences,
+        sequences_scores=torch.tensor([one.score for one in rows], dtype=torch.float32, device=device),
+        beam_indices=_padded(beams, padding_value=-1).to(device),
+        alignments=alignments,
+    )

@@ -8,19 +8,18 @@ every `STEPS_UNSEEN` steps, to see whether all sentences have ended. Without CUD
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...plan_vanilla_transformer import Plan
 from . import search
 from .packed import Packed
+from .scores import barred, least, other_words
 from .search import NONE, Beams, Hypothesis
 from .weights import Weights, through_layers
 
@@ -80,7 +79,7 @@ class Graph(Packed):
             "repetition_penalty": plan.repetition_penalty != 1,
             "forced_bos_token_id": plan.forced_begin is not None,
             "forced_eos_token_id": any(token >= self.vocab_size for token in plan.forced_end),
-            "bad_words_ids": any(len(word) > 1 or word[0] >= self.vocab_size for word in plan.barred_words),
+            "bad_words_ids": other_words(plan, self.vocab_size),
             "eos_token_id": len(plan.ends) > MOST_ENDS,
         }
         return next((name for name, is_set in settings.items() if is_set), None)
@@ -99,7 +98,8 @@ class Graph(Packed):
         bucket = self._bucket(plan, count, *lengths)
         if bucket is None or on_token is not None or prompts.shape[1] > 1:
             return super().search(plan, memory, attention_mask, prompts, max_new_tokens, on_token)
-        with self._alone():
+        # Calls take turns, outside inference mode: tensors made in it couldn't be written outside it later.
+        with self._lock, torch.inference_mode(False), torch.no_grad():
             while bucket is not None and len(found) < count:
                 part = slice(len(found), len(found) + bucket.sentences)
                 mask = None if attention_mask is None else attention_mask[part]
@@ -109,17 +109,6 @@ class Graph(Packed):
                 bucket = self._bucket(plan, count - len(found), *lengths)
         return found
 
-    def close(self) -> None:
-        """Frees all buckets; a later call makes them again."""
-        with self._lock:
-            self._steps.clear()
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Lets calls take turns, outside inference mode: tensors made in it couldn't be written outside it later."""
-        with self._lock, torch.inference_mode(False), torch.no_grad():
-            yield
-
     def _bucket(self, plan: Plan, sentences: int, positions: int, source: int) -> Bucket | None:
         """Returns the smallest bucket that holds a call, or the largest one for a part of it; None: there is none."""
         most = getattr(self.weights.decoder.positions, "num_embeddings", LONGEST)  # learned ones are limited
@@ -128,7 +117,7 @@ class Graph(Packed):
         shape = (min(rounded_up(positions), most), rounded_up(source), plan.num_beams, len(plan.ends))
         stopping = plan.early_stopping if plan.num_beams > 1 else False
         rewards = stopping == "never" and plan.length_penalty > 0
-        bars = any(barred(plan, self.vocab_size))
+        bars = any(barred(plan, self.vocab_size, prompt_length=1))
         facts = (rewards, bars, bars and plan.renormalize, bool(plan.forced_end))
         buckets = (Bucket(size, *shape, stopping, *facts) for size in SENTENCES)
         fitting = [one for one in buckets if self._bytes(one) <= self.budget]
@@ -178,7 +167,8 @@ class Steps:
         self.source_mask = values(sentences, 1, 1, source)  # added to scores
         self.position_table = stack.positions(torch.arange(positions, device=device), positions).to(stack.dtype)
         self.tokens, self.position = numbers(sentences * beams), numbers(1)
-        self.beams = Beams.start(plan, torch.ones(sentences, dtype=torch.long), beams).to(device)
+        start = Beams.start(plan, torch.ones(sentences, dtype=torch.long), beams)
+        self.beams = Beams(*(one.to(device) for one in start))
         self.places = torch.arange(beams, dtype=torch.int16, device=device)
         # The place in which each beam's past was at each position; -1: it is still to come.
         self.lineage = torch.zeros(sentences, beams, positions, dtype=torch.int16, device=device)
@@ -202,17 +192,13 @@ class Steps:
         length = 0
         while length < max(max_new_tokens):
             length += 1
-            self._run(self._seen(length))
+            self._run(min(rounded_up(length), self.bucket.positions))  # a short hypothesis reads no long cache
             if length % search.STEPS_UNSEEN == 0 and not self.beams.active.any():
                 break
-        codes = self.codes[:length, : len(prompts)].cpu()
+        codes = self.codes[:length, : len(prompts)]
         if plan.num_beams > 1:
-            return search.trace(self.beams, codes.numpy(), plan.num_hypotheses, self.weights.vocab_size)[0]
-        tokens = codes[:, :, 0].t()  # (n, T)
-        is_end = torch.isin(tokens, self.ends.cpu())
-        lengths = torch.where(is_end.any(dim=1), is_end.int().argmax(dim=1) + 1, length)
-        cuts = map(min, lengths.tolist(), max_new_tokens)
-        return [[Hypothesis(own[:cut])] for own, cut in zip(tokens.tolist(), cuts, strict=True)]
+            return search.trace(self.beams, codes, plan.num_hypotheses, self.weights.vocab_size)
+        return search.cut(codes[..., 0], plan, max_new_tokens)
 
     def _start(self, plan: Plan, max_new_tokens: Sequence[int]) -> None:
         """Begins with one beam for each sentence; those that fill the bucket up have ended."""
@@ -223,17 +209,18 @@ class Steps:
         for name in (*CHANGED, "limits", "bounds"):
             getattr(self.beams, name).copy_(getattr(beams, name))
         self.beams.ranks.copy_(self.places)  # here beams are in the order of their ranks
-        divisors = [search.divisor(plan, length) for length in range(1, max(max_new_tokens) + 1)]
+        divisors = [length**plan.length_penalty for length in range(1, max(max_new_tokens) + 1)]
         self.divisors[: len(divisors)] = torch.tensor(divisors)
         self.ends.copy_(torch.tensor(plan.ends, dtype=torch.long))
-        last, below = max(max_new_tokens) - 1, least(plan)
+        last, below = max(max_new_tokens) - 1, least(plan, prompt_length=1)
         if self.bucket.forces_end:
             self.last.fill_(last)
             self.forcing[1].fill_(NONE)[plan.forced_end[0]] = 0.0
             below = min(below, last)
         if self.bucket.has_bars:
             bars = torch.zeros(self.bars.shape)
-            for phases, tokens in zip((3, 1, 2 if below else 0), barred(plan, self.weights.vocab_size), strict=True):
+            groups = barred(plan, self.weights.vocab_size, prompt_length=1)
+            for phases, tokens in zip((3, 1, 2 if below else 0), groups, strict=True):
                 bars[:phases].index_fill_(1, torch.tensor(tokens, dtype=torch.long), NONE)
             self.bars.copy_(bars)
             self.phases.fill_(2)[:below] = 1
@@ -251,10 +238,6 @@ class Steps:
         mask[:, length:] = lowest
         if attention_mask is not None:
             mask[:, :length].masked_fill_(attention_mask == 0, lowest)
-
-    def _seen(self, length: int) -> int:
-        """Returns how many positions a step sees: a short hypothesis doesn't read all of a long cache."""
-        return min(rounded_up(length), self.bucket.positions)
 
     def _run(self, seen: int) -> None:
         if self.stream is None:
@@ -288,25 +271,20 @@ class Steps:
             past = self.past[number]
             query, new = stack.layers[number].qkv(x).split_with_sizes([stack.qkv_sizes[0], past.shape[-1]], dim=-1)
             past.index_copy_(1, self.position, new.view(sentences, 1, beams, -1))
-            return self._attend(query, past[:, :seen].flatten(1, 2), mask)
+            return attend(query, past[:, :seen].flatten(1, 2), mask)
 
         def attend_to_memory(number: int, x: Tensor, residual: Tensor) -> Tensor:
             layer = stack.layers[number]
-            return layer.cross_out(self._attend(layer.cross_query(x), self.memory[number], self.source_mask), residual)
+            return layer.cross_out(attend(layer.cross_query(x), self.memory[number], self.source_mask), residual)
+
+        def attend(query: Tensor, cache: Tensor, mask: Tensor) -> Tensor:
+            keys, values = cache.split_with_sizes(stack.qkv_sizes[1:], dim=-1)
+            return stack.attend(query.view(sentences, beams, -1), keys, values, mask)
 
         logits = self.weights.lm_head(through_layers(stack, x, attend_to_past, attend_to_memory))
         if self.bucket.forces_end:  # of the one token that is left, the probability is 1
             logits.add_(self.forcing.index_select(0, (self.position == self.last).long()))
         return logits
-
-    def _attend(self, query: Tensor, cache: Tensor, mask: Tensor) -> Tensor:
-        """Attends from queries, (B K, h d_k), to keys and values, (B, n, h d_k + h d_v), by mask: (B K, h d_v)."""
-        stack = self.weights.decoder
-        queries = query.view(len(cache), -1, stack.heads, stack.key_dim).transpose(1, 2)  # (B, h, K, d_k)
-        parts = cache.split_with_sizes(stack.qkv_sizes[1:], dim=-1)
-        keys, values = (part.view(*part.shape[:2], stack.heads, -1).transpose(1, 2) for part in parts)
-        heads = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1.0)
-        return heads.transpose(1, 2).reshape(len(query), -1)
 
     def _choose_the_best(self, logits: Tensor) -> None:
         """Takes the most probable token of each sentence."""
@@ -329,7 +307,6 @@ class Steps:
             self.beams.limits <= length,
             length,
             divided_by,
-            keeps_places=False,
         )
         for name in CHANGED:
             getattr(self.beams, name).copy_(getattr(beams, name))
@@ -360,18 +337,6 @@ class Steps:
         if not self.bucket.has_bars:
             return logits
         return logits.add_(self.bars.index_select(0, self.phases.index_select(0, self.position)))
-
-
-def least(plan: Plan) -> int:
-    """Returns how many new tokens there are before an end at least, for prompts of one token."""
-    return max(plan.min_length - 1, 0) if plan.min_new_tokens is None else plan.min_new_tokens
-
-
-def barred(plan: Plan, vocab_size: int) -> list[list[int]]:
-    """Returns the tokens that are barred always, in the first step, and before the least length."""
-    words = [word[0] for word in plan.barred_words if word[0] not in plan.ends]  # as transformers has it
-    groups = ((*plan.barred, *words), plan.barred_at_begin, plan.ends if least(plan) else ())
-    return [[token for token in group if token < vocab_size] for group in groups]
 
 
 def rounded_up(length: int) -> int:

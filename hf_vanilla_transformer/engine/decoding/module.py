@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from ...plan_vanilla_transformer import Plan
-from .prepared import Prepared, keep_attention
+from .prepared import Prepared
 
 
 class Module(Prepared):
@@ -30,7 +29,7 @@ class Module(Prepared):
 
     def decoder(self, memory: Tensor, attention_mask: Tensor | None, plan: Plan) -> "ModuleDecoder":
         """Begins to decode a batch."""
-        return ModuleDecoder(self.model, memory, attention_mask, keep_attention(plan))
+        return ModuleDecoder(self.model, memory, attention_mask, plan.needs_attention)
 
 
 class ModuleDecoder:
@@ -47,18 +46,15 @@ class ModuleDecoder:
         self, model: PreTrainedModel, memory: Tensor, memory_mask: Tensor | None, keeps_attention: bool = False
     ) -> None:
         self.model, self.memory, self.keeps_attention, self.keeps_places = model, memory, keeps_attention, False
+        self.memory_mask = memory_mask
         self.attention: Tensor | None = None
-        self.source_mask = memory.new_ones(memory.shape[:2], dtype=torch.bool)  # (B, S)
-        if memory_mask is not None:
-            self.source_mask = memory_mask != 0
-        self.row_mask = None if memory_mask is None else memory_mask  # (rows, S)
         self.cache: Any = None
 
     def step(self, tokens: Tensor) -> Tensor:
         """Advances by one position, with the token of each row, (rows,); returns logits of the next, (rows, V)."""
         output = self.model(
             encoder_outputs=BaseModelOutput(self.memory),
-            attention_mask=self.row_mask,
+            attention_mask=self.memory_mask,
             decoder_input_ids=tokens[:, None],
             past_key_values=self.cache,
             use_cache=True,
@@ -74,6 +70,5 @@ class ModuleDecoder:
         """Gives each row the past of a former row, and each sentence the source of a former one."""
         self.cache.reorder_cache(rows)
         self.memory = self.memory[rows]
-        if self.row_mask is not None:
-            self.row_mask = self.row_mask[rows]
-        self.source_mask = self.source_mask[sentences]
+        if self.memory_mask is not None:
+            self.memory_mask = self.memory_mask[rows]

@@ -18,42 +18,13 @@ from transformers import PreTrainedModel
 from ...modeling_vanilla_transformer import positions_of
 from ...plan_vanilla_transformer import Plan
 from .linear import Linear
-from .prepared import Prepared, keep_attention
+from .prepared import Prepared
 from .weights import Weights, through_layers
 
 # Positions of a new cache; their number doubles when it is full.
 FIRST_POSITIONS = 32
 
 
-# ---- The encoder ----
-def encode(weights: Weights, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-    """Encodes a source.
-
-    Args:
-        weights: The model's.
-        input_ids: (B, S).
-        attention_mask: (B, S), 0 for padding; None: there is none. Each sentence has at least one position.
-
-    Returns:
-        The encoder's output, (B, S, d_model); that of padding is arbitrary.
-    """
-    stack, (batch, length) = weights.encoder, input_ids.shape
-    if attention_mask is not None and attention_mask.all():
-        attention_mask = None
-    positions = stack.positions(positions_of(attention_mask, 0, input_ids), length).to(stack.dtype)
-    x = stack.embed(input_ids, positions).flatten(0, 1)  # (B S, d_model)
-    mask = None if attention_mask is None else attention_mask[:, None, None].bool()
-
-    def attend(number: int, x: Tensor) -> Tensor:
-        parts = stack.layers[number].qkv(x).view(batch, length, -1).split_with_sizes(stack.qkv_sizes, dim=-1)
-        query, key, value = (part.view(batch, length, stack.heads, -1).transpose(1, 2) for part in parts)
-        heads = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
-        return heads.transpose(1, 2).reshape(batch * length, -1)
-
-    return through_layers(stack, x, attend).view(batch, length, -1)
-
-
-# ---- The decoder, step by step ----
 class FoldedAttention:
     """Multi-head attention to the one sentence of a batch, with the projections multiplied into its keys and values.
 
@@ -99,12 +70,24 @@ class Packed(Prepared):
         self.device, self.vocab_size, self.is_exact = self.weights.device, self.weights.vocab_size, not is_int8
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Encodes a source."""
-        return encode(self.weights, input_ids, attention_mask)
+        """Encodes a source, of which each sentence has at least one position; the output of padding is arbitrary."""
+        stack, (batch, length) = self.weights.encoder, input_ids.shape
+        if attention_mask is not None and attention_mask.all():
+            attention_mask = None
+        positions = stack.positions(positions_of(attention_mask, 0, input_ids), length).to(stack.dtype)
+        mask = None if attention_mask is None else attention_mask[:, None, None].bool()
+
+        def attend(number: int, x: Tensor) -> Tensor:
+            qkv = stack.layers[number].qkv(x).view(batch, length, -1)
+            query, key, value = qkv.split_with_sizes(stack.qkv_sizes, dim=-1)
+            return stack.attend(query, key, value, mask)
+
+        x = stack.embed(input_ids, positions).flatten(0, 1)  # (B S, d_model)
+        return through_layers(stack, x, attend).view(batch, length, -1)
 
     def decoder(self, memory: Tensor, attention_mask: Tensor | None, plan: Plan) -> "PackedDecoder":
         """Begins to decode a batch."""
-        return PackedDecoder(self.weights, memory, attention_mask, plan.num_beams, keep_attention(plan))
+        return PackedDecoder(self.weights, memory, attention_mask, plan.num_beams, plan.needs_attention)
 
 
 class PackedDecoder:
@@ -137,14 +120,11 @@ class PackedDecoder:
         # (layers, positions, rows, h d_k + h d_v): a step's keys and values are one piece, and so are a row's.
         shape = (len(stack.layers), FIRST_POSITIONS, beams * len(memory), sum(stack.qkv_sizes[1:]))
         self.past = memory.new_empty(shape, dtype=dtype)
-        self.source_mask = memory.new_ones(memory.shape[:2], dtype=torch.bool)  # (B, S)
-        if memory_mask is not None:
-            self.source_mask = memory_mask != 0
         self.memory_keys, self.memory_values = self._project(memory.to(dtype), weights.memory)
         self.memory_bias = None
-        if not self.source_mask.all():
-            bias = torch.zeros_like(self.source_mask, dtype=dtype)
-            bias.masked_fill_(~self.source_mask, torch.finfo(dtype).min)
+        if memory_mask is not None and not memory_mask.all():
+            bias = torch.zeros_like(memory_mask, dtype=dtype)
+            bias.masked_fill_(memory_mask == 0, torch.finfo(dtype).min)
             self.memory_bias = bias[:, None].expand(-1, stack.heads, -1).contiguous()  # (B, h, S)
         self.folded: list[FoldedAttention] = []
         if len(memory) == 1 and stack.heads * memory.shape[1] <= memory.shape[2]:
@@ -170,7 +150,11 @@ class PackedDecoder:
         pasts = list(self._pasts())
 
         def attend_to_past(number: int, x: Tensor) -> Tensor:
-            return self._attend_to_past(pasts[number], stack.layers[number].qkv(x))
+            here, keys, values = pasts[number]
+            query, new = stack.layers[number].qkv(x).split_with_sizes([stack.qkv_sizes[0], here.shape[1]], dim=-1)
+            here.copy_(new)
+            query = query.view(self.num_rows, stack.heads, 1, -1)
+            return F.scaled_dot_product_attention(query, keys, values, scale=1.0).reshape(self.num_rows, -1)
 
         def attend_to_memory(number: int, x: Tensor, residual: Tensor) -> Tensor:
             if self.folded:
@@ -200,14 +184,6 @@ class PackedDecoder:
         parts = past.split_with_sizes(self.weights.qkv_sizes[1:], dim=-1)
         keys, values = (part.view(*part.shape[:-1], heads, -1).permute(0, 2, 3, 1, 4).unbind() for part in parts)
         return zip(past[:, -1].unbind(), keys, values, strict=True)
-
-    def _attend_to_past(self, past: tuple[Tensor, Tensor, Tensor], qkv: Tensor) -> Tensor:
-        """Attends from queries to the keys so far and these, all of qkv, (rows, 2 h d_k + h d_v): (rows, h d_v)."""
-        weights, (place, keys, values) = self.weights, past
-        query, new = qkv.split_with_sizes([weights.qkv_sizes[0], place.shape[1]], dim=-1)
-        place.copy_(new)
-        query = query.view(self.num_rows, weights.heads, 1, -1)
-        return F.scaled_dot_product_attention(query, keys, values, scale=1.0).reshape(self.num_rows, -1)
 
     def _attend_to_memory(self, number: int, query: Tensor) -> Tensor:
         """Attends from queries of a layer, (rows, h d_k), to the source: (rows, h d_v)."""
@@ -240,8 +216,7 @@ class PackedDecoder:
         if len(sentences) < self.num_sentences:
             _copy(sentences, self.memory_keys, self.memory_values, dim=1)
             if self.memory_bias is not None:
-                _copy(sentences, self.memory_bias, self.source_mask, dim=0)
-            self.source_mask = self.source_mask[: len(sentences)]
+                _copy(sentences, self.memory_bias, dim=0)
         self.num_rows, self.num_sentences = len(rows), len(sentences)
 
 

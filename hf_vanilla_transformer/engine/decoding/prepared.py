@@ -42,9 +42,6 @@ class Prepared(ABC):
             return "an end is forced at each sentence's own limit"
         return None
 
-    def close(self) -> None:  # noqa: B027  # most have made nothing
-        """Frees what it has made for later calls; these make it again."""
-
     @abstractmethod
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> Any:
         """Returns the encoder's output, (B, S, d_model), of ids and mask, (B, S) each."""
@@ -78,13 +75,8 @@ class Prepared(ABC):
         decoder = self.decoder(memory, attention_mask, plan)
         process = score_processor(plan, self.vocab_size, prompts, max(max_new_tokens))
         if plan.num_beams > 1:
-            return beam_search(decoder, prompts, max_new_tokens, plan, process)
+            return beam_search(decoder, prompts, max_new_tokens, plan, process, attention_mask)
         return greedy_search(decoder, prompts, max_new_tokens, plan, process, on_token)
-
-
-def keep_attention(plan: Plan) -> bool:
-    """Tells whether a plan needs to know what each step attends to."""
-    return plan.alignments or plan.coverage_penalty > 0
 
 
 class Averaged(Prepared):
@@ -97,11 +89,6 @@ class Averaged(Prepared):
     def __init__(self, members: Sequence[Prepared]) -> None:
         self.members = members
         self.device, self.vocab_size = members[0].device, members[0].vocab_size
-        self.is_exact = all(one.is_exact for one in members)
-
-    def unsupported(self, plan: Plan) -> str | None:
-        """Says which setting of a plan one of the members lacks, or None."""
-        return next(filter(None, (one.unsupported(plan) for one in self.members)), None)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> list[Any]:
         """Encodes a source by each member."""
@@ -119,7 +106,6 @@ class AveragedDecoder:
     def __init__(self, decoders: Sequence[Decoder]) -> None:
         self.decoders, self.keeps_places = decoders, all(one.keeps_places for one in decoders)
         self.attention: Tensor | None = None  # the mean of the members'
-        self.source_mask = decoders[0].source_mask
 
     def step(self, tokens: Tensor) -> Tensor:
         """Advances by one position with each member: log-probabilities, (rows, V), in float32."""
@@ -132,4 +118,3 @@ class AveragedDecoder:
         """Moves the rows of each member."""
         for one in self.decoders:
             one.move(rows, sentences)
-        self.source_mask = self.decoders[0].source_mask

@@ -1,7 +1,7 @@
 """What a plan changes about the scores of a step: tokens that are barred or forced, repetitions."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -14,65 +14,56 @@ from .search import ScoreProcessor
 Step = Callable[[Tensor, Tensor], Tensor]
 
 
+def least(plan: Plan, prompt_length: int) -> int:
+    """Returns how many new tokens there are before an end at least; of both settings, new tokens count."""
+    return max(plan.min_length - prompt_length, 0) if plan.min_new_tokens is None else plan.min_new_tokens
+
+
+def barred(plan: Plan, vocab_size: int, prompt_length: int) -> list[list[int]]:
+    """Returns the tokens that are barred always, in the first step, and before the least length."""
+    words = [word[0] for word in plan.barred_words if len(word) == 1 and word[0] not in plan.ends]  # as transformers
+    ends = plan.ends if least(plan, prompt_length) else ()
+    groups = ((*plan.barred, *words), plan.barred_at_begin, ends)
+    return [[token for token in group if token < vocab_size] for group in groups]
+
+
+def other_words(plan: Plan, vocab_size: int) -> list[list[int]]:
+    """Returns the barred words of several tokens; and those outside of the vocabulary, which are an error."""
+    return [list(word) for word in plan.barred_words if len(word) > 1 or word[0] >= vocab_size]
+
+
 def score_processor(plan: Plan, vocab_size: int, prompts: Tensor, longest: int) -> ScoreProcessor | None:
-    """Returns what changes the scores of a step, (rows, V), in transformers' order; None: nothing.
+    """Returns what changes the scores of a step, (rows, V), to what transformers makes of them; None: nothing.
 
     Barred tokens are filled in place: copies of all scores, as transformers makes them, take up to a third of a step.
 
     Args:
-        plan: The plan.
+        plan: A plan that forces no token that it bars.
         vocab_size: V.
         prompts: (B, P).
         longest: New tokens at most.
     """
-    steps = [
-        *_repetitions(plan),
-        *_lengths(plan, vocab_size, prompts, longest),
-        *_bars(plan, vocab_size, prompts),
-    ]
+    device, begin = prompts.device, prompts.shape[1]
+    first = begin + (begin == 1 and plan.forced_begin is not None)  # the length at which tokens are barred as the first
+    lengths = ((0, math.inf), (first, first + 1), (0, begin + least(plan, begin)))
+    steps: list[Step] = []
+    if plan.repetition_penalty != 1:
+        steps.append(logits_process.RepetitionPenaltyLogitsProcessor(plan.repetition_penalty))
+    if plan.no_repeat_ngram_size:
+        steps.append(logits_process.NoRepeatNGramLogitsProcessor(plan.no_repeat_ngram_size))
+    if words := other_words(plan, vocab_size):
+        steps.append(logits_process.NoBadWordsLogitsProcessor(words, list(plan.ends)))
+    for tokens, between in zip(barred(plan, vocab_size, begin), lengths, strict=True):
+        if tokens:
+            steps.append(partial(_bar, torch.tensor(tokens, device=device), between))
+    if plan.forced_begin is not None:
+        steps.append(logits_process.ForcedBOSTokenLogitsProcessor(plan.forced_begin))
+    if plan.forced_end:
+        forced = list(plan.forced_end)
+        steps.append(logits_process.ForcedEOSTokenLogitsProcessor(begin + longest, forced, device=str(device)))
     if plan.renormalize:
         steps.append(lambda tokens, scores: torch.log_softmax(scores, -1, out=scores))
     return partial(_process, steps) if steps else None
-
-
-def _repetitions(plan: Plan) -> Iterator[Step]:
-    if plan.repetition_penalty != 1:
-        yield logits_process.RepetitionPenaltyLogitsProcessor(plan.repetition_penalty)
-    if plan.no_repeat_ngram_size:
-        yield logits_process.NoRepeatNGramLogitsProcessor(plan.no_repeat_ngram_size)
-
-
-def _lengths(plan: Plan, vocab_size: int, prompts: Tensor, longest: int) -> Iterator[Step]:
-    """Bars words, the end below the least length, and all but what is forced at the beginning and at the end."""
-    device, begin = prompts.device, prompts.shape[1]
-    ends = torch.tensor([end for end in plan.ends if end < vocab_size], dtype=torch.long, device=device)
-    if plan.barred_words:
-        bars = logits_process.NoBadWordsLogitsProcessor(list(map(list, plan.barred_words)), ends)
-        words = list(bars.sequence_bias)
-        if any(len(one) > 1 or one[0] >= vocab_size for one in words):  # the latter is an error of the processor's
-            yield bars
-        else:
-            yield partial(_bar, torch.tensor(words, dtype=torch.long, device=device).flatten(), math.inf)
-    # With both, transformers lets the new tokens count.
-    least = plan.min_length if plan.min_new_tokens is None else begin + plan.min_new_tokens
-    if least and len(ends):
-        yield partial(_bar, ends, least)
-    if plan.forced_begin is not None:
-        yield logits_process.ForcedBOSTokenLogitsProcessor(plan.forced_begin)
-    if plan.forced_end:
-        forced = list(plan.forced_end)
-        yield logits_process.ForcedEOSTokenLogitsProcessor(begin + longest, forced, device=str(device))
-
-
-def _bars(plan: Plan, vocab_size: int, prompts: Tensor) -> Iterator[Step]:
-    """Bars tokens everywhere, and tokens at the beginning."""
-    device, begin = prompts.device, prompts.shape[1]
-    if barred := [token for token in plan.barred if token < vocab_size]:
-        yield partial(_bar, torch.tensor(barred, device=device), math.inf)
-    if plan.barred_at_begin:
-        place = begin if begin > 1 or plan.forced_begin is None else begin + 1
-        barred = list(plan.barred_at_begin)
-        yield logits_process.SuppressTokensAtBeginLogitsProcessor(barred, place, device=str(device))
 
 
 def _process(steps: list[Step], tokens: Tensor, scores: Tensor) -> Tensor:
@@ -81,6 +72,6 @@ def _process(steps: list[Step], tokens: Tensor, scores: Tensor) -> Tensor:
     return scores
 
 
-def _bar(barred: Tensor, below: float, tokens: Tensor, scores: Tensor) -> Tensor:
-    """Bars tokens below a length, in the scores' memory."""
-    return scores.index_fill_(1, barred, -math.inf) if tokens.shape[1] < below else scores
+def _bar(barred: Tensor, between: tuple[int, float], tokens: Tensor, scores: Tensor) -> Tensor:
+    """Bars tokens from a length on and below another one, in the scores' memory."""
+    return scores.index_fill_(1, barred, -math.inf) if between[0] <= tokens.shape[1] < between[1] else scores

@@ -6,8 +6,6 @@ sentences leave the batch, and every few steps elsewhere.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -27,12 +25,10 @@ class Decoder(Protocol):
     """A batch that is decoded step by step: rows are hypotheses, equally many for each sentence, in their order.
 
     Attributes:
-        source_mask: Which positions of the sources are no padding, (B, S).
         attention: What each row attended to in the last step, (rows, S); None: it isn't kept.
         keeps_places: Whether a beam had better stay in the row of the beam that it continues.
     """
 
-    source_mask: Tensor
     attention: Tensor | None
     keeps_places: bool
 
@@ -61,8 +57,7 @@ class Hypothesis(NamedTuple):
     attention: Tensor | None = None
 
 
-@dataclass
-class Beams:
+class Beams(NamedTuple):
     """Where the searches for B sentences stand; all K beams have a place, one for each row of the decoder.
 
     A choice is a continuation: the place of a beam, times V, plus the next token. A code is what happened to a beam in
@@ -95,7 +90,7 @@ class Beams:
         size, places = (len(limits), plan.num_beams), (len(limits), width)
         scores = torch.full(places, NONE, dtype=torch.float32, device=limits.device)
         scores[:, 0] = 0.0
-        divisors = torch.tensor([divisor(plan, length) for length in range(1, int(limits.max()) + 1)])
+        divisors = torch.tensor([length**plan.length_penalty for length in range(1, int(limits.max()) + 1)])
         none = torch.zeros(size, dtype=torch.long, device=limits.device)
         return cls(
             scores=scores,
@@ -108,19 +103,6 @@ class Beams:
             finished_steps=none.clone(),
         )
 
-    def select(self, sentences: Tensor) -> "Beams":
-        """Returns the searches for some of the sentences."""
-        return Beams(*(getattr(self, one.name)[sentences] for one in fields(self)))
-
-    def to(self, device: torch.device) -> "Beams":
-        """Returns the searches on another device."""
-        return Beams(*(getattr(self, one.name).to(device) for one in fields(self)))
-
-
-def divisor(plan: Plan, length: int) -> float:
-    """Returns what the log-probability of a hypothesis of `length` tokens is divided by."""
-    return length**plan.length_penalty
-
 
 def is_in(tokens: Tensor, ends: Tensor) -> Tensor:
     """Tells which tokens are ends; there is nearly always one, for which a comparison is enough."""
@@ -130,18 +112,6 @@ def is_in(tokens: Tensor, ends: Tensor) -> Tensor:
 def num_candidates(plan: Plan) -> int:
     """Returns how many continuations a sentence's next beams are among, however many of them end."""
     return max(2, 1 + len(plan.ends)) * plan.num_beams
-
-
-def best_choices(plan: Plan, beams: Beams, log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
-    """Finds the best continuations of each sentence: log-probabilities, in descending order, and choices, (B, C).
-
-    Args:
-        plan: How to search.
-        beams: Where the searches stand.
-        log_probabilities: Of each token, (rows, V), in float32, to be overwritten.
-    """
-    totals = log_probabilities.add_(beams.scores.reshape(-1, 1)).reshape(len(beams.scores), -1)
-    return totals.topk(min(num_candidates(plan), totals.shape[1]))
 
 
 def advance(
@@ -155,44 +125,47 @@ def advance(
     divided_by: float | Tensor,
     coverage: Tensor | None = None,
     *,
-    keeps_places: bool = True,
+    looks: bool = False,
+    keeps_places: bool = False,
 ) -> tuple[Beams, Tensor, Tensor, Tensor]:
     """Takes the best continuations of all sentences' beams: a step of section 6.1.
 
     Args:
         plan: How to search.
         beams: Where the searches stand.
-        candidates: What `best_choices` found.
+        candidates: The best continuations of each sentence: log-probabilities, in descending order, and choices, (B, C)
+            of at most `num_candidates`.
         vocab_size: V.
         ends: Tokens that end a hypothesis, (E,).
         limited: Which sentences are at their limit, (B,); None: none is.
-        length: Tokens of each hypothesis with this step's. A number on a CPU, where what isn't needed is left out.
+        length: Tokens of each hypothesis with this step's.
         divided_by: The divisor of their log-probabilities.
         coverage: The coverage penalty of each row, (B, K or 1), a number up to 0.
+        looks: Whether values may be looked at, to leave out what isn't needed.
         keeps_places: As a decoder's.
 
     Returns:
         Where the searches stand then; and for each beam, (B, K), its token, its code, and the place of the beam that it
         continues.
     """
-    num_beams, (scores, choices), looks = plan.num_beams, candidates, isinstance(length, int)
+    num_beams, (scores, choices) = plan.num_beams, candidates
     if (missing := num_candidates(plan) - scores.shape[1]) > 0:  # a vocabulary too small for all candidates
         scores, choices = F.pad(scores, (0, missing), value=NONE), F.pad(choices, (0, missing))
-    tokens = choices % vocab_size
-    ended = is_in(tokens, ends)
+    ended = is_in(choices % vocab_size, ends)
     if limited is not None:
         ended = ended | limited[:, None]
-    finished = (beams.finished_scores, beams.finished_codes, beams.finished_steps)
-    active = beams.active
+    finished, active = beams[-3:], beams.active
     if looks and not ended.any() and not scores[:, num_beams - 1].isneginf().any():  # the usual case
         scores, choices = scores[:, :num_beams], choices[:, :num_beams]
     else:
-        finished = _finish(plan, beams, scores, choices, vocab_size, ended, length, divided_by, coverage)
-        # Of the others, the best go on. A beam that isn't there continues the first one.
-        left = (ended | (scores == NONE)).to(torch.int8).sort(dim=1, stable=True)
-        chosen, is_none = left.indices[:, :num_beams], left.values[:, :num_beams] > 0
-        scores, choices = scores.gather(1, chosen).masked_fill_(is_none, NONE), choices.gather(1, chosen)
-        choices = torch.where(is_none, choices[:, :1], choices)
+        ending = choices[:, :num_beams]  # others replace these
+        parents, shown = ending // vocab_size, scores[:, :num_beams] / divided_by
+        if coverage is not None:
+            shown = shown + coverage.gather(1, parents)
+        shown = torch.where(ended[:, :num_beams] & active[:, None], shown, NONE)
+        codes = ending * num_beams + beams.ranks.gather(1, parents)
+        finished = _best(finished, shown, codes, torch.zeros_like(codes) + (length - 1))
+        scores, choices = _going_on(scores, choices, ended, num_beams)
         active = active & (scores[:, 0] > NONE)
         if plan.early_stopping is True:
             active = active & (finished[0][:, -1] == NONE)
@@ -201,41 +174,32 @@ def advance(
         by = beams.bounds if plan.early_stopping == "never" and plan.length_penalty > 0 else divided_by
         worst = finished[0][:, -1]
         active = active & ((worst == NONE) | (scores[:, 0] / by > worst))
-    if keeps_places and beams.scores.shape[1] > 1:
+    if keeps_places:
         ranks = _ranks_by_place(choices // vocab_size)
         scores, choices = scores.gather(1, ranks), choices.gather(1, ranks)
     else:
         ranks = torch.arange(num_beams, device=scores.device).expand_as(scores)
     parents = choices // vocab_size
     codes = choices * num_beams + beams.ranks.gather(1, parents)
-    after = Beams(scores, ranks, beams.limits, beams.bounds, active, *finished)
-    return after, choices % vocab_size, codes, parents
+    return Beams(scores, ranks, beams.limits, beams.bounds, active, *finished), choices % vocab_size, codes, parents
 
 
-def _finish(
-    plan: Plan,
-    beams: Beams,
-    scores: Tensor,
-    choices: Tensor,
-    vocab_size: int,
-    ended: Tensor,
-    length: int | Tensor,
-    divided_by: float | Tensor,
-    coverage: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns scores, codes and steps of the best finished hypotheses, with those of candidates that end now."""
-    before, num_beams = (beams.finished_scores, beams.finished_codes, beams.finished_steps), plan.num_beams
-    ended, choices = ended[:, :num_beams] & beams.active[:, None], choices[:, :num_beams]  # others replace these
-    parents, scores = choices // vocab_size, scores[:, :num_beams] / divided_by
-    if coverage is not None:
-        scores = scores + coverage.gather(1, parents)
+def _best(finished: tuple[Tensor, ...], scores: Tensor, codes: Tensor, steps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns scores, codes and steps of the K best among finished hypotheses and those that end now, (B, K) each."""
+    scores, codes, steps = (
+        torch.cat([before, now], dim=1) for before, now in zip(finished, (scores, codes, steps), strict=True)
+    )
     # Of equal scores, the hypothesis that was finished first comes first.
-    all_scores = torch.cat([before[0], torch.where(ended, scores, NONE)], dim=1)
-    best, order = (one[:, :num_beams] for one in all_scores.sort(dim=1, descending=True, stable=True))
-    steps = torch.zeros_like(before[2]) + (length - 1)
-    codes = choices * num_beams + beams.ranks.gather(1, parents)
-    all_codes, all_steps = torch.cat([before[1], codes], dim=1), torch.cat([before[2], steps], dim=1)
-    return best, all_codes.gather(1, order), all_steps.gather(1, order)
+    scores, order = (one[:, : scores.shape[1] // 2] for one in scores.sort(dim=1, descending=True, stable=True))
+    return scores, codes.gather(1, order), steps.gather(1, order)
+
+
+def _going_on(scores: Tensor, choices: Tensor, ended: Tensor, num_beams: int) -> tuple[Tensor, Tensor]:
+    """Returns the best of the candidates that haven't ended; a beam that isn't there continues the first one."""
+    left = (ended | (scores == NONE)).to(torch.int8).sort(dim=1, stable=True)
+    chosen, is_none = left.indices[:, :num_beams], left.values[:, :num_beams] > 0
+    scores, choices = scores.gather(1, chosen).masked_fill_(is_none, NONE), choices.gather(1, chosen)
+    return scores, torch.where(is_none, choices[:, :1], choices)
 
 
 def _ranks_by_place(parents: Tensor) -> Tensor:
@@ -258,79 +222,51 @@ def _ranks_by_place(parents: Tensor) -> Tensor:
     return torch.tensor(found, device=parents.device)
 
 
-class Coverage:
-    """How much each beam has attended to each position of the source so far (Wu et al. 2016, section 7).
+def coverage_penalty(beta: float, covered: Tensor) -> Tensor:
+    """Computes the penalty of Wu et al. 2016 (eq. 15) of each row, a number up to 0.
 
-    Args:
-        penalty: beta of eq. 15.
+    It is beta * sum_i log(min(covered_i, 1)), of how much each position of the source was attended to, (rows, S).
     """
-
-    def __init__(self, penalty: float) -> None:
-        self.penalty, self.sums = penalty, torch.zeros(1, dtype=torch.float32)
-
-    def add(self, attention: Tensor, source_mask: Tensor) -> Tensor:
-        """Adds a step's attention, (rows, S), and computes the penalty of each row, (B, rows per sentence).
-
-        It is beta * sum_i log(min(sums_i, 1)), a number up to 0, over the positions of `source_mask`, (B, S).
-        """
-        self.sums = self.sums.to(attention) + attention
-        real = source_mask.repeat_interleave(len(attention) // len(source_mask), dim=0)
-        logs = self.sums.clamp(torch.finfo(self.sums.dtype).tiny, 1.0).log() * real
-        return self.penalty * logs.sum(dim=1).view(len(source_mask), -1)
-
-    def move(self, rows: Tensor) -> None:
-        """Gives each beam the sums of the beam that it continues."""
-        self.sums = self.sums[rows]
+    return beta * covered.clamp(torch.finfo(covered.dtype).tiny, 1.0).log().sum(dim=1)
 
 
 class History:
-    """The codes of all steps, and what is kept beside them.
+    """The codes of all steps, or the tokens of a greedy search, and what was attended to.
 
     Args:
         num_sentences: B.
         num_beams: K.
-        vocab_size: V.
     """
 
-    def __init__(self, num_sentences: int, num_beams: int, vocab_size: int) -> None:
-        self.num_sentences, self.num_beams, self.vocab_size = num_sentences, num_beams, vocab_size
-        self.codes: list[Tensor] = []  # (sentences, K) of each step
-        self.live: list[list[int]] = []  # the sentences that were searched for in it
-        self.attention: list[Tensor] = []  # (rows, S)
+    def __init__(self, num_sentences: int, num_beams: int) -> None:
+        self.num_sentences, self.num_beams = num_sentences, num_beams
+        self.live: list[list[int]] = []  # the sentences that were searched for in each step
+        self.codes: list[Tensor] = []  # (sentences, K), or (sentences,)
+        self.shown: list[Tensor] = []  # (sentences, K, S)
 
-    def hypotheses(self, beams: Beams, count: int) -> list[list[Hypothesis]]:
-        """Traces the best hypotheses of all sentences back, `count` of each at most."""
-        flat = torch.cat([one.flatten() for one in self.codes]).cpu()  # one wait for the device
-        codes = np.zeros((len(self.codes), self.num_sentences, self.num_beams), dtype=np.int64)
-        begin = 0
-        for step, live in enumerate(self.live):
-            end = begin + len(live) * self.num_beams
-            codes[step, live] = flat[begin:end].view(len(live), -1).numpy()
-            begin = end
-        found, places = trace(beams, codes, count, self.vocab_size)
-        if not self.attention:
-            return found
-        rows = zip(found, places.tolist(), strict=True)
-        return [
-            [
-                one._replace(attention=self._shown(sentence, path[: len(one.tokens)]))
-                for one, path in zip(own, paths, strict=False)
-            ]
-            for sentence, (own, paths) in enumerate(rows)
-        ]
+    def add(self, live: list[int], codes: Tensor, attention: Tensor | None) -> None:
+        """Keeps a step: the numbers of its sentences, their codes or tokens, and the attention of its rows."""
+        self.live.append(live)
+        self.codes.append(codes)
+        if attention is not None:  # of one row for each sentence in the first step
+            rows = attention.reshape(len(live), -1, attention.shape[-1])
+            self.shown.append(rows.expand(-1, self.num_beams, -1))
 
-    def _shown(self, sentence: int, places: list[int]) -> Tensor:
-        """Returns what a hypothesis attended to, (T, S), by the places of its beams before each step."""
-        shown = []
-        for place, kept, live in zip(places, self.attention, self.live, strict=False):
-            width = len(kept) // len(live)
-            shown.append(kept[live.index(sentence) * width + place])
-        return torch.stack(shown)
+    def of_all_sentences(self) -> tuple[Tensor, Tensor | None]:
+        """Returns codes, (T, B, K) or (T, B), and attention, (T, B, K, S); 0 where a sentence had left the batch."""
+        places = [step * self.num_sentences + own for step, live in enumerate(self.live) for own in live]
+        return self._spread(self.codes, places), self._spread(self.shown, places) if self.shown else None
+
+    def _spread(self, parts: list[Tensor], places: list[int]) -> Tensor:
+        flat = torch.cat(parts)
+        spread = flat.new_zeros(len(parts) * self.num_sentences, *flat.shape[1:])
+        spread[places] = flat
+        return spread.view(len(parts), self.num_sentences, *flat.shape[1:])
 
 
 def trace(
-    beams: Beams, codes: "np.ndarray[Any, Any]", count: int, vocab_size: int
-) -> tuple[list[list[Hypothesis]], "np.ndarray[Any, Any]"]:
+    beams: Beams, codes: Tensor, count: int, vocab_size: int, attention: Tensor | None = None
+) -> list[list[Hypothesis]]:
     """Traces hypotheses back, for all sentences at once.
 
     Args:
@@ -338,30 +274,47 @@ def trace(
         codes: Of all steps, (T, B, K); or of the first sentences.
         count: Hypotheses of a sentence at most.
         vocab_size: V.
+        attention: What the beams attended to in each step, (T, B, K, S), if it is asked for.
 
     Returns:
-        The hypotheses of each sentence, the best first; and the place of each one's beam before each step,
-        (B, count, T).
+        The hypotheses of each sentence, the best first.
     """
-    length, sentences, num_beams = codes.shape
-    finished = (beams.finished_scores, beams.finished_codes, beams.finished_steps)
-    scores, last, steps = (one[:sentences, :count].cpu().numpy() for one in finished)
+    by_step = codes.cpu().numpy()
+    length, sentences, num_beams = by_step.shape
+    scores, last, steps = (one[:sentences, :count].cpu().numpy() for one in beams[-3:])
     code, paths = np.zeros_like(last), np.zeros((3, *last.shape, length), dtype=np.int64)
     for number in range(length - 1, -1, -1):
         code = np.where(steps == number, last, code)
         choice, rank = np.divmod(code, num_beams)
         place, token = np.divmod(choice, vocab_size)
         paths[..., number] = token, rank, place
-        code = np.take_along_axis(codes[number - 1], place, axis=1)
-    found = zip(scores.tolist(), steps.tolist(), *paths[:2].tolist(), strict=True)
-    return [
-        [
-            Hypothesis(tokens[: step + 1], score, ranks[: step + 1])
-            for score, step, tokens, ranks in zip(*own, strict=True)
-            if score > NONE
-        ]
-        for own in found
-    ], paths[2]
+        code = np.take_along_axis(by_step[number - 1], place, axis=1)
+    found: list[list[Hypothesis]] = [[] for _ in range(sentences)]
+    for sentence, number in np.argwhere(scores > NONE).tolist():
+        tokens, ranks, places = paths[:, sentence, number, : steps[sentence, number] + 1].tolist()
+        shown = None if attention is None else attention[list(range(len(places))), sentence, places]
+        found[sentence].append(Hypothesis(tokens, float(scores[sentence, number]), ranks, shown))
+    return found
+
+
+def cut(
+    tokens: Tensor, plan: Plan, max_new_tokens: Sequence[int], attention: Tensor | None = None
+) -> list[list[Hypothesis]]:
+    """Cuts what a greedy search has found behind each sentence's end or at its limit; steps may have gone beyond.
+
+    Args:
+        tokens: Of all steps, (T, B).
+        plan: Its ends.
+        max_new_tokens: The limit of each sentence.
+        attention: What each token attended to, (T, B, 1, S), if it is asked for.
+    """
+    found = []
+    for sentence, (row, limit) in enumerate(zip(tokens.t().tolist(), max_new_tokens, strict=True)):
+        own = row[:limit]
+        length = next((place for place, token in enumerate(own, start=1) if token in plan.ends), len(own))
+        shown = None if attention is None else attention[:length, sentence, 0]
+        found.append([Hypothesis(own[:length], attention=shown)])
+    return found
 
 
 @torch.no_grad()
@@ -371,6 +324,7 @@ def beam_search(
     max_new_tokens: Sequence[int],
     plan: Plan,
     process: ScoreProcessor | None = None,
+    attention_mask: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
     """Searches for the translations of a batch, each sentence by itself.
 
@@ -381,46 +335,47 @@ def beam_search(
         plan: How to search: its beams, penalties, ends, number of hypotheses and alignments.
         process: Changes log-probabilities, (rows, V), in view of tokens so far, (rows, length); row by row. The
             tensor's memory is used again in the next step.
+        attention_mask: Of the sources, (B, S), 0 for padding, which needs no coverage; None: there is none.
 
     Returns:
         For each sentence the best hypotheses, `num_hypotheses` or as many as there are.
     """
     device, on_cpu = prompts.device, prompts.device.type == "cpu"
-    coverage = Coverage(plan.coverage_penalty) if plan.coverage_penalty else None
-    tokens = _last_of(prompts, decoder, coverage)
+    tokens, covered = _read(prompts, decoder)  # how much was attended to each position of the source, (rows, S)
+    if attention_mask is not None:
+        covered = covered + (attention_mask == 0).float()
     ends = torch.tensor(plan.ends, dtype=torch.long, device=device)
-    beams = Beams.start(plan, torch.tensor(max_new_tokens, device=device))
-    every = beams  # what all sentences have found
+    every = beams = Beams.start(plan, torch.tensor(max_new_tokens, device=device))  # of all sentences, and of the live
     live, places, soonest = list(range(len(prompts))), torch.arange(len(prompts), device=device), min(max_new_tokens)
-    starts = places[:, None]  # the first row of each sentence
-    history: History | None = None
+    history, vocab_size = History(len(prompts), plan.num_beams), 0
     buffer: Tensor | None = None  # fresh memory for each step's log-probabilities would take longer than these
     for length in range(1, max(max_new_tokens) + 1):
         logits = decoder.step(tokens)  # (rows, V)
         if buffer is None or len(buffer) < len(logits):
-            buffer = torch.empty_like(logits, dtype=torch.float32)
+            buffer, vocab_size = torch.empty_like(logits, dtype=torch.float32), logits.shape[1]
         log_probabilities = torch.log_softmax(logits, -1, torch.float32, out=buffer[: len(logits)])
         if process is not None:
             log_probabilities = process(prompts, log_probabilities)
-        penalties = None if coverage is None else coverage.add(_shown(decoder), decoder.source_mask)
-        history = history or History(len(prompts), plan.num_beams, logits.shape[1])
-        if plan.alignments:
-            history.attention.append(_shown(decoder))
-        number = length if on_cpu else torch.tensor(length, device=device)
+        totals = log_probabilities.add_(beams.scores.reshape(-1, 1)).reshape(len(live), -1)
+        penalties = None
+        if plan.coverage_penalty:
+            covered = covered + decoder.attention
+            penalties = coverage_penalty(plan.coverage_penalty, covered).view(len(live), -1)
+        width = beams.scores.shape[1]
         beams, new, codes, parents = advance(
             plan,
             beams,
-            best_choices(plan, beams, log_probabilities),
-            history.vocab_size,
+            totals.topk(min(num_candidates(plan), totals.shape[1])),
+            vocab_size,
             ends,
             None if length < soonest else beams.limits <= length,
-            number,
-            divisor(plan, length),
+            length,
+            length**plan.length_penalty,
             penalties,
+            looks=on_cpu,
             keeps_places=decoder.keeps_places,
         )
-        history.codes.append(codes)
-        history.live.append(live)
+        history.add(live, codes, decoder.attention if plan.alignments else None)
         moved = places[: len(live)]
         if (on_cpu or length % STEPS_UNSEEN == 0) and not beams.active.all():
             every = _put(every, live, beams)
@@ -429,28 +384,26 @@ def beam_search(
                 break
             moved = torch.tensor(kept, device=device)
             live = [live[place] for place in kept]
-            beams, new, parents, starts = beams.select(moved), new[moved], parents[moved], starts[moved]
-        rows = (starts + parents).flatten()
+            beams, new, parents = Beams(*(one[moved] for one in beams)), new[moved], parents[moved]
+        rows = (moved[:, None] * width + parents).flatten()
         decoder.move(rows, moved)
-        if length == 1 or len(live) < len(history.live[-1]):
-            starts = places[: len(live), None] * plan.num_beams
         tokens = new.flatten()
-        if coverage is not None:
-            coverage.move(rows)
+        if plan.coverage_penalty:
+            covered = covered[rows]
         if process is not None:
             prompts = torch.cat([prompts[rows], tokens[:, None]], dim=1)
     else:
         every = _put(every, live, beams)
-    assert history is not None, "there is a step"
-    return history.hypotheses(every, plan.num_hypotheses)
+    all_codes, attention = history.of_all_sentences()
+    return trace(every, all_codes, plan.num_hypotheses, vocab_size, attention)
 
 
 def _put(every: Beams, live: list[int], beams: Beams) -> Beams:
     """Returns what all sentences have found, with what those found that are still searched for."""
     if len(live) == len(every.limits):
         return beams
-    for name in ("finished_scores", "finished_codes", "finished_steps"):
-        getattr(every, name)[live] = getattr(beams, name)
+    for found, now in zip(every[-3:], beams[-3:], strict=True):
+        found[live] = now
     return every
 
 
@@ -479,16 +432,15 @@ def greedy_search(
     device, looks = prompts.device, prompts.device.type == "cpu" or on_token is not None
     ends = torch.tensor(plan.ends, dtype=torch.long, device=device)
     limits, soonest = torch.tensor(max_new_tokens, device=device), min(max_new_tokens)
-    tokens = _last_of(prompts, decoder)
-    live = list(range(len(prompts)))  # the sentence of each row
-    steps: list[tuple[list[int], Tensor, Tensor | None]] = []
+    tokens, _ = _read(prompts, decoder)
+    live, history = list(range(len(prompts))), History(len(prompts), num_beams=1)
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     for length in range(1, max(max_new_tokens) + 1):
         logits = decoder.step(tokens)
         if process is not None:
             logits = process(prompts, logits.float())
         tokens = logits.argmax(dim=-1)
-        steps.append((live, tokens, decoder.attention if plan.alignments else None))
+        history.add(live, tokens, decoder.attention if plan.alignments else None)
         ended = ended | is_in(tokens, ends)
         if length >= soonest:
             ended = ended | (limits <= length)
@@ -504,42 +456,18 @@ def greedy_search(
             decoder.move(rows, rows)
             tokens, prompts, ended, limits = tokens[rows], prompts[rows], ended[rows], limits[rows]
             live = [live[row] for row in kept]
-    return _greedy_hypotheses(steps, max_new_tokens, set(plan.ends))
+    all_tokens, attention = history.of_all_sentences()
+    return cut(all_tokens, plan, max_new_tokens, attention)
 
 
-def _greedy_hypotheses(
-    steps: list[tuple[list[int], Tensor, Tensor | None]], max_new_tokens: Sequence[int], ends: set[int]
-) -> list[list[Hypothesis]]:
-    """Cuts each sentence's tokens behind its end or at its limit; steps may have gone beyond."""
-    tokens: list[list[int]] = [[] for _ in max_new_tokens]
-    shown: list[list[Tensor]] = [[] for _ in max_new_tokens]
-    flat = iter(torch.cat([new for _, new, _ in steps]).tolist())
-    for live, new, attention in steps:
-        for row, (sentence, token) in enumerate(zip(live, islice(flat, len(new)), strict=True)):
-            own = tokens[sentence]
-            if len(own) == max_new_tokens[sentence] or (own and own[-1] in ends):
-                continue
-            own.append(token)
-            if attention is not None:
-                shown[sentence].append(attention[row])
-    return [
-        [Hypothesis(own, attention=torch.stack(kept) if kept else None)]
-        for own, kept in zip(tokens, shown, strict=True)
-    ]
-
-
-def _last_of(prompts: Tensor, decoder: Decoder, coverage: Coverage | None = None) -> Tensor:
-    """Reads prompts, (B, P), but for their last tokens, (B,), and returns these; what they translate is covered."""
+def _read(prompts: Tensor, decoder: Decoder) -> tuple[Tensor, Any]:
+    """Reads prompts, (B, P), but for their last tokens, (B,); returns these, and the attention so far, (B, S)."""
+    attended: Any = 0.0
     for position in range(prompts.shape[1] - 1):
         decoder.step(prompts[:, position])
-        if coverage is not None:
-            coverage.add(_shown(decoder), decoder.source_mask)
-    return prompts[:, -1]
-
-
-def _shown(decoder: Decoder) -> Tensor:
-    assert decoder.attention is not None, "a decoder that is asked for attention keeps it"
-    return decoder.attention
+        if decoder.attention is not None:
+            attended = attended + decoder.attention
+    return prompts[:, -1], attended
 
 
 def closed_up(kept: Sequence[int]) -> list[int]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -50,6 +51,15 @@ class StackWeights:
             return torch.add(positions, self.embed_tokens(tokens), alpha=self.scale)
         except IndexError as error:
             raise outside_vocabulary(tokens, self.embed_tokens.num_embeddings) from error
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Computes eq. 1 for heads side by side, with a mask for `scaled_dot_product_attention`.
+
+        Query (B, T, h d_k), its weights scaled, key (B, S, h d_k), value (B, S, h d_v); the result is (B T, h d_v).
+        """
+        query, key, value = (x.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for x in (query, key, value))
+        heads = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
+        return heads.transpose(1, 2).reshape(heads.shape[0] * heads.shape[2], -1)
 
 
 class LayerWeights:
@@ -107,11 +117,7 @@ def through_layers(
 def _fuse(linear: Callable[[Tensor, Tensor | None], Linear], *modules: nn.Linear, scaling: float = 1.0) -> Linear:
     """Makes one map of several that have their input in common: outputs stand side by side, the first one scaled."""
     weights = [module.weight.detach() for module in modules]
-    biases = [module.bias.detach() for module in modules if module.bias is not None]
-    if 0 < len(biases) < len(modules):  # some have one
-        biases = [
-            w.new_zeros(len(w)) if m.bias is None else m.bias.detach() for m, w in zip(modules, weights, strict=True)
-        ]
+    biases = [module.bias.detach() for module in modules if module.bias is not None]  # of all or of none
     if scaling != 1:
         weights[0], biases[:1] = weights[0] * scaling, [bias * scaling for bias in biases[:1]]
     bias = (torch.cat(biases) if len(biases) > 1 else biases[0]) if biases else None

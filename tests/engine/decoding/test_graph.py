@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from test_generation import BOS, EOS, PAD, SOURCES, VARIANTS, lively_model, padded
+from test_packed import varied
 
 from hf_vanilla_transformer.engine.decoding.graph import Bucket, Graph, Steps
 from hf_vanilla_transformer.engine.decoding.packed import Packed
@@ -20,14 +21,10 @@ BEAMS = replace(PLAN, num_beams=3, num_hypotheses=2)
 
 
 @functools.cache
-def prepared(name="default", dtype=torch.float32):
-    """A graph and what it is compared with, of a model whose biases and norms are no zeros and ones."""
-    model = lively_model(**VARIANTS[name])
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter += 0.3 * torch.randn_like(parameter)
-    return Graph(model.to(dtype)), Packed(model)
+def prepared(name="default"):
+    """A graph and what it is compared with."""
+    model = varied(name)
+    return Graph(model), Packed(model)
 
 
 @torch.no_grad()
@@ -74,6 +71,7 @@ def test_searches_and_penalties(num_beams, early_stopping):
         {"barred_at_begin": (7, 8, 11), "renormalize": True, "min_new_tokens": 2},
         {"barred": tuple(range(3, 22))},  # fewer tokens are left than a search looks at
         {"limit": ("max_new_tokens", 5), "forced_end": (EOS,), "min_new_tokens": 5, "barred": (5,)},
+        {"limit": ("max_new_tokens", 1), "forced_end": (EOS,), "min_new_tokens": 5},
         {"limit": ("max_new_tokens", 40)},  # beyond the positions that the first steps see
     ],
     ids=str,
@@ -98,8 +96,6 @@ def test_buckets_are_freed_and_large_batches_divided_by_the_budget():
         assert_same(graph, packed, plan, SOURCES * 8)
         assert sum(map(graph._bytes, graph._steps)) <= graph.budget
     assert graph.made == 5  # PLAN takes two: 32 sentences, and 16
-    graph.close()
-    assert not graph._steps
     assert_same(graph, packed, BEAMS)
     assert_same(Graph(lively_model(), budget=1000), packed, BEAMS)
 

@@ -1,4 +1,4 @@
-"""Greedy and beam search: against plain ones over a toy, against all sequences there are, and transformers' loops."""
+"""Greedy and beam search: against plain ones over a toy, and against transformers' loops."""
 
 import copy
 import functools
@@ -72,10 +72,6 @@ class Toy:
     def attention(self):
         return torch.stack([self.attention_of(*row) for row in self.rows]).float()
 
-    @property
-    def source_mask(self):
-        return torch.stack([self.mask_of(sentence) for sentence in self.sentences])
-
     keeps_places = True
 
     def move(self, rows, sentences):
@@ -148,20 +144,6 @@ def plain_beam_search(toy, sentence, longest, rules, divisor, process=None):
     return finished
 
 
-def all_sequences(toy, sentence, longest, rules, divisor):
-    """Every sequence there is, up to a length: [(score, tokens)], best first."""
-    live, finished = _start(toy, sentence), []
-    for length in range(1, longest + 1):
-        longer, live = _continuations(toy, sentence, live, None), []
-        for score, tokens, sums, parents in longer:
-            if tokens[-1] in rules.ends or length == longest:
-                penalty = _coverage(rules.coverage_penalty, sums, toy.mask_of(sentence))
-                finished.append((score / divisor(length) + penalty, tokens))
-            else:
-                live.append((score, tokens, sums, parents))
-    return sorted(finished, key=lambda one: -one[0])
-
-
 def hypotheses(found):
     """What a search has found: [(score, tokens, ranks of parents)]."""
     return [(one.score, tuple(one.tokens), tuple(one.beams)) for one in found]
@@ -172,31 +154,15 @@ def assert_same(found, expected):
     assert [one[0] for one in found] == pytest.approx([one[0] for one in expected], **SCORES)
 
 
-def search_toy(toy, longest, rules, process=None, **options):
+def search_toy(toy, longest, rules, process=None):
     prompts = torch.tensor([PROMPT] * len(toy.sentences))
-    return beam_search(toy, prompts, longest, rules, process, **options)
+    mask = torch.stack([toy.mask_of(sentence) for sentence in toy.sentences])
+    return beam_search(toy, prompts, longest, rules, process, mask)
 
 
 # A number and the divisor that it means, for a hypothesis of a number of tokens.
 GNMT = {f"gnmt {alpha}": (GNMTLengthPenalty(alpha), functools.partial(gnmt_divisor, alpha=alpha)) for alpha in (0.6,)}
 PENALTIES = GNMT | {f"length {p}": (p, lambda length, p=p: length**p) for p in (1.5, -1.0)}
-
-
-@pytest.mark.parametrize("coverage", [0.0, 0.4])
-@pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize(("vocabulary", "longest"), [(3, 5), (6, 3)])
-def test_a_beam_wide_enough_finds_the_best_of_all_sequences(vocabulary, longest, penalty, coverage):
-    """It holds everything before the last token, and of those that the maximum length ends the best by far."""
-    number, divisor = PENALTIES[penalty]
-    width = (vocabulary - 1) ** (longest - 2) * vocabulary
-    rules = plan_of(width, [0], number, "never", coverage)
-    for seed in range(3):
-        toy = Toy(seed, vocabulary)
-        (search,) = search_toy(toy, [longest], rules)
-        expected = all_sequences(toy, 0, longest, rules, divisor)
-        # With coverage, what the maximum length ends is chosen by its log-probability before the penalty counts.
-        count = 2 if coverage else width
-        assert_same([one[:2] for one in hypotheses(search)[:count]], expected[:count])
 
 
 @pytest.mark.parametrize("coverage", [0.0, 0.3])
@@ -312,22 +278,15 @@ WIDE = [[7, 3], [EOS], [(5 * i) % 21 + 3 for i in range(29)], [12, 22, 4, 10, 16
 BATCHES = {"left": padded(SOURCES, "left"), "right": padded(SOURCES), "wide": padded(WIDE)}
 
 
-@pytest.mark.parametrize(("batch", "num_beams"), [("left", 2), ("right", 4), ("wide", 6)])
-def test_n_best_lists_are_transformers(model, batch, num_beams):
-    options = {"num_beams": num_beams, "max_extra_length": 8}
-    for count in (1, num_beams):
-        found = assert_same_output(model, **BATCHES[batch], **options, num_return_sequences=count)
-    for rows in found.sequences.view(len(SOURCES), num_beams, -1).tolist():
-        assert len({tuple(row) for row in rows}) == num_beams
-
-
 @pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize(("batch", "extra"), [("left", 0), ("right", 3), ("wide", 12)])
 def test_sentences_of_very_different_lengths(model, batch, extra, num_beams):
     """The longest of them get 41 new tokens, for which the caches have no room at first."""
-    options = {"num_beams": num_beams, "max_extra_length": extra}
-    found = assert_same_output(model, **BATCHES[batch], **options, suppress_tokens=[EOS])
-    assert found.sequences.shape[1] == 1 + BATCHES[batch]["input_ids"].shape[1] + extra
+    options = {"num_beams": num_beams, "num_return_sequences": num_beams, "max_extra_length": extra}
+    found = assert_same_output(model, **BATCHES[batch], **options, suppress_tokens=[EOS]).sequences
+    assert found.shape[1] == 1 + BATCHES[batch]["input_ids"].shape[1] + extra
+    for rows in found.view(len(SOURCES), num_beams, -1).tolist():
+        assert len({tuple(row) for row in rows}) == num_beams
 
 
 SETTINGS = {
@@ -388,17 +347,11 @@ def test_sources_of_every_kind(model, kind, num_beams):
     assert_same_output(model, **inputs, num_beams=num_beams, max_extra_length=4)
 
 
-def test_without_an_end_of_sentence():
-    endless = exact_model(eos_token_id=None)
-    for num_beams in (1, 3):
-        assert_same_output(endless, **BATCHES["right"], num_beams=num_beams, max_extra_length=3)
-
-
-def test_without_padding():
-    """One sentence needs none."""
-    bare = exact_model(pad_token_id=None)
-    for num_beams in (1, 3):
-        assert_same_output(bare, input_ids=torch.tensor([SOURCES[0]]), num_beams=num_beams, max_extra_length=3)
+@pytest.mark.parametrize(("token", "sources"), [("eos_token_id", SOURCES), ("pad_token_id", SOURCES[:1])])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_without_an_end_of_sentence_or_padding(token, sources, num_beams):
+    """One sentence needs no padding."""
+    assert_same_output(exact_model(**{token: None}), **padded(sources), num_beams=num_beams, max_extra_length=3)
 
 
 @pytest.mark.parametrize("longest", [1, 2, 4])
@@ -481,20 +434,26 @@ def forced(source, tokens):
 
 
 ALIGNED = {"num_beams": 4, "num_return_sequences": 4, "max_extra_length": 4, "output_alignments": True}
+GREEDY = {"num_beams": 1, "max_extra_length": 4, "output_alignments": True}
 
 
-@pytest.mark.parametrize("beta", [None, 0.4])
+@pytest.mark.parametrize("options", [GREEDY, ALIGNED, ALIGNED | {"coverage_penalty": 0.4}], ids=str)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_alignments_are_the_attention_of_the_forced_translation(model, side, beta):
-    output = by_us(model, **BATCHES[side], **ALIGNED, coverage_penalty=beta)
-    mask, lengths = BATCHES[side]["attention_mask"].bool(), (output.beam_indices >= 0).sum(dim=1).tolist()
-    assert output.alignments.shape == (20, max(lengths), mask.shape[1])
-    assert len(set(lengths)) > 3
-    for row, (sequence, length, alignment) in enumerate(
-        zip(output.sequences.tolist(), lengths, output.alignments, strict=True)
-    ):
-        source, real = SOURCES[row // 4], mask[row // 4]
-        _, expected = forced(source, sequence[1 : 1 + length])
+def test_alignments_are_the_attention_of_the_forced_translation(model, side, options):
+    output, width = by_us(model, **BATCHES[side], **options), options["num_beams"]
+    mask, new = BATCHES[side]["attention_mask"].bool(), output.sequences[:, 1:].tolist()
+    if width == 1:
+        pairs = zip(new, SOURCES, strict=True)
+        lengths = [row.index(EOS) + 1 if EOS in row else len(source) + 4 for row, source in pairs]
+        plain = model.generate(**BATCHES[side], num_beams=1, max_extra_length=4)
+        assert torch.equal(plain, output.sequences)
+    else:
+        lengths = (output.beam_indices >= 0).sum(dim=1).tolist()
+    assert output.alignments.shape == (5 * width, max(lengths), mask.shape[1])
+    assert len(set(lengths)) > 1  # so that sentences leave the batch
+    for row, (tokens, length, alignment) in enumerate(zip(new, lengths, output.alignments, strict=True)):
+        source, real = SOURCES[row // width], mask[row // width]
+        _, expected = forced(source, tokens[:length])
         # In float32, of the same numbers in float64.
         torch.testing.assert_close(alignment[:length, real], expected.float(), atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(alignment[:length].sum(dim=1), torch.ones(length), atol=1e-6, rtol=0)
@@ -518,24 +477,6 @@ def test_the_coverage_penalty_is_wus(model, alpha, beta):
     assert min(penalties) < -5 * beta  # that would be noticed
     assert (output.sequences_scores.view(5, 4).diff(dim=1) <= 0).all()
     assert output.sequences.tolist() != without.sequences.tolist()
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_alignments_of_greedy_decoding(model, side):
-    output = by_us(model, **BATCHES[side], num_beams=1, max_extra_length=4, output_alignments=True)
-    mask, new = BATCHES[side]["attention_mask"].bool(), output.sequences[:, 1:].tolist()
-    lengths = [
-        tokens.index(EOS) + 1 if EOS in tokens else len(source) + 4 for tokens, source in zip(new, SOURCES, strict=True)
-    ]
-    assert len(set(lengths)) > 1  # so that sentences leave the batch
-    assert output.alignments.shape == (5, max(lengths), mask.shape[1])
-    for source, real, tokens, length, alignment in zip(SOURCES, mask, new, lengths, output.alignments, strict=True):
-        _, expected = forced(source, tokens[:length])
-        torch.testing.assert_close(alignment[:length, real], expected.float(), atol=1e-6, rtol=1e-5)
-        assert not alignment[:length, ~real].any()
-        assert not alignment[length:].any()
-    plain = model.generate(**BATCHES[side], num_beams=1, max_extra_length=4)
-    assert torch.equal(plain, output.sequences)
 
 
 # ---- who looks on ----

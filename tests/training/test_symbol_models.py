@@ -107,6 +107,7 @@ def test_unknown_symbols_are_named(model, tmp_path, capsys, caplog):
     kept, ignored = (translator([text], progress_bar=False, unknown=how)[0] for how in ("keep", "ignore"))
     assert "the source has 2 unknown symbols: 'Q' (2)" in caplog.text
     assert ignored == translator(["wlk\tV;PST"], progress_bar=False)[0]
+    assert translator(["QQ"], progress_bar=False, unknown="ignore") == [""]
     assert kept == translator([text], progress_bar=False)[0]
     assert caplog.text.count("unknown symbols") == 1
     with pytest.raises(ValueError, match=r"sentences\[1\] has 2 unknown symbols: 'Q' \(2\); correct it"):
