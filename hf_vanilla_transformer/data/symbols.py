@@ -19,18 +19,13 @@ UNKNOWN = "<unk>"
 SPECIAL_TOKENS = (*CONTROL_TOKENS.values(), UNKNOWN)  # ids 0 to 3
 # A feature of the source, behind a tab: one symbol, whatever it is spelled with.
 FEATURE = r"\t[^\t]+"
-SYMBOLS = {"words": r"[^\s]+", "characters": r"[^\t]|\t", "graphemes": r"\X"}
+SYMBOLS = {"words": r"\S+", "characters": r"[\s\S]", "graphemes": r"\X"}
 KINDS = ("bpe", *SYMBOLS, "bytes")
 # What ends features in a column, "V;PST": written as tabs, wherever the text has a tab before.
 END_OF_FEATURE = r"(?<=\t.*);"
 # Parts the ">" from "</s" and its like: a word of the data isn't a special token.
 SPECIAL_TOKEN_END = r"(?<=<pad|<s|</s|<unk)>"
-NORMAL_FORMS = {
-    "nfc": normalizers.NFC,
-    "nfd": normalizers.NFD,
-    "nfkc": normalizers.NFKC,
-    "nfkd": normalizers.NFKD,
-}
+NORMAL_FORMS = {name: getattr(normalizers, name.upper()) for name in ("nfc", "nfd", "nfkc", "nfkd")}
 SHOWN = 10  # symbols in a message
 MOST_WARNINGS = 1_000  # unknown symbols that are logged by a process
 
@@ -213,7 +208,7 @@ def unknown_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int | None, int | N
     backends = [_backend_of(tokenizer, is_target) for is_target in (False, True)]
     if not any(backends):
         return own, own
-    source, target = (None if one is None else one.token_to_id(UNKNOWN) for one in backends)
+    source, target = (None if one is None else one.token_to_id(one.model.unk_token) for one in backends)
     return source, target
 
 
@@ -227,6 +222,9 @@ def unknown_symbols(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], is
         return Counter()
     found: Counter[str] = Counter()
     for text in texts:
+        if is_target:  # whose tokens have no names here
+            found[str(tokenizer.unk_token)] += tokenizer(text_target=text)["input_ids"].count(unknown)
+            continue
         pieces = tokenizer.tokenize(text)
         found.update(p for p, i in zip(pieces, tokenizer.convert_tokens_to_ids(pieces), strict=True) if i == unknown)
     return found

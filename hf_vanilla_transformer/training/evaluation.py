@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from ..data.corpora import lengths_of
-from ..data.symbols import UNKNOWN, default_measures, splits_into_symbols, symbol_splitter, unknown_ids
+from ..data.symbols import default_measures, splits_into_symbols, symbol_splitter, unknown_ids
 from ..metrics import MEASURES, Score, measure, why_unmeasurable
 from .recipe import VanillaTransformerTrainingArguments
 
@@ -67,9 +67,7 @@ class TranslationMetrics:
             raise TypeError("the predictions are logits, not translations; set predict_with_generate=True")
         hypotheses, references = self._texts(predictions.predictions), self._references(predictions.label_ids)
         self.samples = self._samples(predictions.inputs, hypotheses, references)
-        inputs = predictions.inputs
-        sources = None if inputs is None else [tuple(row[row >= 0].tolist()) for row in inputs]
-        self.scores = self.measured(sources, hypotheses, references)
+        self.scores = self.measured(self._sources(predictions.inputs), hypotheses, references)
         others = {metric.__name__: float(metric(hypotheses, references)) for metric in self.metrics}
         return {name: score.value for name, score in self.scores.items()} | others
 
@@ -108,6 +106,14 @@ class TranslationMetrics:
         token_ids = np.where(token_ids == -100, self.tokenizer.pad_token_id, token_ids)
         return list(self.tokenizer.batch_decode(token_ids, skip_special_tokens=True, **options))
 
+    def _sources(self, inputs: NDArray[np.int64] | None) -> list[Hashable] | None:
+        """What sources are equal by: their ids, but for those that have unknown symbols, which may differ."""
+        if inputs is None:
+            return None
+        pad, unknown = self.tokenizer.pad_token_id, unknown_ids(self.tokenizer)[0]
+        rows = [tuple(row[(row >= 0) & (row != pad)].tolist()) for row in inputs]
+        return [place if unknown in row else row for place, row in enumerate(rows)]
+
     def _references(self, labels: NDArray[np.int64]) -> list[str]:
         """The texts of labels; a symbol that the tokenizer doesn't know stays as one that no translation has."""
         texts = self._texts(labels)
@@ -117,7 +123,8 @@ class TranslationMetrics:
         special = [number for number in self.tokenizer.all_special_ids if number != unknown]
         for place in np.flatnonzero((labels == unknown).any(axis=1)):
             kept = [number for number in labels[place].tolist() if number >= 0 and number not in special]
-            texts[place] = self.tokenizer.decode(kept, skip_special_tokens=False).replace(UNKNOWN, NO_SYMBOL)
+            text = self.tokenizer.decode(kept, skip_special_tokens=False)
+            texts[place] = text.replace(self.tokenizer.convert_ids_to_tokens(unknown), NO_SYMBOL)
         return texts
 
 

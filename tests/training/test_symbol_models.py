@@ -152,6 +152,18 @@ def test_unknown_symbols_of_references_are_errors():
     assert metrics(predictions) == {"exact_match": 50.0, "ser": 25.0}
 
 
+def test_pairs_with_one_source_are_one_in_a_trainer():
+    tokenizer = train_tokenizer([{"source": "ab", "target": "x y"}], ["characters", "words"])
+    metrics = TranslationMetrics(tokenizer)
+    sources, texts = ["a", "a", "Qa", "Wa"], ["x", "y", "x", "y"]  # the last two differ by unknown symbols
+    rows = [tokenizer(source)["input_ids"] + [0] * place for place, source in enumerate(sources)]
+    inputs = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, rows)), batch_first=True, padding_value=-100)
+    labels = torch.tensor(tokenizer(text_target=texts)["input_ids"]).numpy()
+    hypotheses = torch.tensor(tokenizer(text_target=["y", "x", "x", "x"])["input_ids"]).numpy()
+    predictions = type("Predictions", (), {"predictions": hypotheses, "label_ids": labels, "inputs": inputs.numpy()})
+    assert metrics(predictions)["exact_match"] == pytest.approx(200 / 3)
+
+
 def test_options_that_contradict_each_other_are_refused(tmp_path, capsys):
     recipe = recipe_in(tmp_path)
     files = ["--train-source", f"{tmp_path}/train.en", "--train-target", f"{tmp_path}/train.de"]
