@@ -225,6 +225,8 @@ def measure(
         TypeError: As for `corpus_bleu`.
     """
     if sources is not None:
+        if len(sources) != len(hypotheses):
+            raise ValueError(f"{len(sources)} sources for {len(hypotheses)} hypotheses; give one for each")
         places, references = by_source(sources, references)
         hypotheses = [hypotheses[place] for place in places]
     hypotheses, streams = _checked(hypotheses, references)

@@ -44,7 +44,7 @@ class DictionaryTokenizer(PreTrainedTokenizer):
         segmentation_file: segmentation.json.
         segmentation: Its content. For "source" and "target": `tokens` in the order of ids; and the text of `codes`
             with the `vocabulary` of pieces that alone may be given (None: any), or a model `spm` in base64, or
-            `level`: "word" or "char".
+            `level`: "words", which white space separates, "word", which U+0020 separates, or "char".
         source_eos: Whether sources end with `</s>`.
         **kwargs: The special tokens, and options of the base class.
     """
@@ -120,6 +120,8 @@ class DictionaryTokenizer(PreTrainedTokenizer):
 
     def _tokenize(self, text: str, **kwargs: object) -> list[str]:
         side = self._sides[self._is_target]
+        if side.level is not None:
+            return [side.name_of_word.get(piece, piece) for piece in side.pieces(text)]
         # The toolkits write pieces as a line and divide it again: white space within pieces is lost.
         return [side.name_of_word.get(piece, piece) for piece in " ".join(side.pieces(text)).split()]
 
@@ -176,7 +178,7 @@ class _Side:
         level: str | None = None,
     ) -> None:
         self._arguments = (special, tokens, codes, vocabulary, spm, level)
-        self._level = level
+        self.level = level
         of_word = {token: number for number, token in enumerate(tokens)}
         of_name = of_word | {token: tokens.index(token) for token in special}
         self._names = [t if of_name[t] == number else f"{t} {number}" for number, t in enumerate(tokens)]
@@ -191,8 +193,12 @@ class _Side:
 
     def pieces(self, text: str) -> list[str]:
         """Returns the pieces of a text."""
-        if self._level is not None:
-            return list(text.replace(" ", SPACE)) if self._level == "char" else text.split()
+        if self.level is not None:
+            return (
+                list(text.replace(" ", SPACE))
+                if self.level == "char"
+                else text.split(" " if self.level == "word" else None)
+            )
         if self._spm is not None:
             return list(self._spm.encode(text, out_type=str))
         if len(self._bpe.cache) > MOST_WORDS:
@@ -218,14 +224,15 @@ class _Side:
                 parts += [] if skips else pieces
             else:
                 parts.append(self._joined(pieces))
-        return " ".join(filter(None, parts)).strip()
+        text = " ".join(filter(None, parts))
+        return text if self.level == "char" else text.strip()
 
     def _joined(self, pieces: list[str]) -> str:
         if self._spm is not None:
             text: str = self._spm.decode_pieces(pieces)
             return text
-        if self._level is not None:
-            return "".join(pieces).replace(SPACE, " ") if self._level == "char" else " ".join(pieces)
+        if self.level is not None:
+            return "".join(pieces).replace(SPACE, " ") if self.level == "char" else " ".join(pieces)
         return f"{' '.join(pieces)} ".replace(f"{SEPARATOR} ", "").rstrip()
 
 

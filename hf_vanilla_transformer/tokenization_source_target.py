@@ -3,8 +3,6 @@
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
@@ -82,30 +80,40 @@ class SourceTargetTokenizerFast(PreTrainedTokenizerFast):
     def _switch_to_target_mode(self) -> None:
         self._tokenizer = self._target_backend
 
-    def convert_ids_to_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the tokens of ids of the target; arguments are those of the base class."""
-        with self._side(self._target_backend):
-            return super().convert_ids_to_tokens(*args, **kwargs)
+    # What follows changes no state: other threads may be encoding.
+    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
+        """Returns the tokens of ids of the target: one for an id, a list for a list."""
+        if isinstance(ids, int):
+            return self._target_backend.id_to_token(ids)
+        special = self.all_special_ids if skip_special_tokens else ()
+        return [self._target_backend.id_to_token(int(one)) for one in ids if int(one) not in special]
 
-    def _decode(self, token_ids: Any, *args: Any, use_source_tokenizer: bool = False, **kwargs: Any) -> str:
-        with self._side(self._source_backend if use_source_tokenizer else self._target_backend):
-            return super()._decode(token_ids, *args, **kwargs)
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """Returns the text that tokens of the target spell."""
+        decoder = self._target_backend.decoder
+        return " ".join(tokens) if decoder is None else str(decoder.decode(tokens))
 
-    @contextmanager
-    def _side(self, backend: Tokenizer) -> Iterator[None]:
-        before, self._tokenizer = self._tokenizer, backend
-        try:
-            yield
-        finally:
-            self._tokenizer = before
+    def _decode(
+        self,
+        token_ids: Any,
+        skip_special_tokens: bool = False,
+        use_source_tokenizer: bool = False,
+        **kwargs: object,
+    ) -> str:
+        ids = token_ids["input_ids"] if isinstance(token_ids, dict) else token_ids
+        backend = self._source_backend if use_source_tokenizer else self._target_backend
+        return str(backend.decode([ids] if isinstance(ids, int) else ids, skip_special_tokens=skip_special_tokens))
 
     def _add_tokens(self, new_tokens: list[str | AddedToken], special_tokens: bool = False) -> int:
         if unknown := [str(token) for token in new_tokens if self._tokenizer.token_to_id(str(token)) is None]:
             raise ValueError(f"can't add {unknown[0]!r}: the two vocabularies are those of the training data")
         return super()._add_tokens(new_tokens, special_tokens)
 
-    def _save_pretrained(self, save_directory: str, *args: Any, **kwargs: Any) -> tuple[str, ...]:
-        names = super()._save_pretrained(save_directory, *args, **kwargs)
-        file = os.path.join(save_directory, self.vocab_files_names["target_tokenizer_file"])
+    def _save_pretrained(
+        self, save_directory: str, file_names: Any, legacy_format: Any = None, filename_prefix: str | None = None
+    ) -> tuple[str, ...]:
+        names = super()._save_pretrained(save_directory, file_names, legacy_format, filename_prefix)
+        prefix = f"{filename_prefix}-" if filename_prefix else ""
+        file = os.path.join(save_directory, prefix + self.vocab_files_names["target_tokenizer_file"])
         self._target_backend.save(file)
         return (*names, file)

@@ -304,6 +304,8 @@ def test_errors_are_compared_by_resampling():
 def test_an_unknown_measure_names_those_that_exist():
     with pytest.raises(ValueError, match="no measure 'wre'; give some of bleu, bleu_multi30k"):
         measure(["wre"], ["a"], ["a"])
+    with pytest.raises(ValueError, match="1 sources for 2 hypotheses; give one for each"):
+        measure(["wer"], ["a", "b"], ["a", "b"], sources=["s"])
 
 
 METRICS = [corpus_bleu, corpus_chrf, exact_match, compound_split_bleu, multi30k_bleu]

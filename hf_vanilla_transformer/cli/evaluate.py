@@ -76,10 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="their reference translations, line by line; of several files, a line of a later one may be empty",
     )
     for name in ("source", "target"):
-        parser.add_argument(f"--{name}-column", default=name, metavar="NAME", help=f"the {name}'s column of the table")
-    parser.add_argument(
-        "--feature-columns", nargs="+", default=[], metavar="NAME", help="columns with features of the source"
-    )
+        help = f"the {name}'s column of the table, by its name or its number (default: {name})"
+        parser.add_argument(f"--{name}-column", metavar="NAME", help=help)
+    parser.add_argument("--feature-columns", nargs="+", metavar="NAME", help="columns with features of the source")
     _add_metric_arguments(parser)
     _add_file_arguments(parser)
     add_decoding_arguments(parser)
@@ -101,7 +100,11 @@ def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
         "and ser). wer: the rest of exact_match; ser, cer: errors per symbol, per character",
     )
     parser.add_argument(
-        "--n-best", type=positive, metavar="N", help="measure as well how often one of the best 1, 3, 5 ... N is right"
+        "--n-best",
+        type=positive,
+        metavar="N",
+        help="measure as well how often one of the best 1, 3, 5 ... N is right (lists that lack different ones are "
+        "searched with more beams)",
     )
     parser.add_argument(
         "--bleu",
@@ -160,7 +163,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     _check_outputs(arguments)
     measuring = _Measuring(arguments, sources, references)
     try:
-        measuring.check(arguments.significance)
+        measuring.check()
     except (ValueError, ImportError, RuntimeError) as error:
         raise UsageError(first_line(error)) from error
 
@@ -201,9 +204,12 @@ def _read(arguments: argparse.Namespace) -> tuple[list[str], list[list[str]]]:
         if not is_table(arguments.source):
             raise UsageError("the sources need references; give --reference FILE, or a table with both by --source")
         check_file(Path(arguments.source))
-        columns = (arguments.source_column, arguments.target_column, *arguments.feature_columns)
+        sides = (arguments.source_column or "source", arguments.target_column or "target")
+        columns = (*sides, *(arguments.feature_columns or ()))
         pairs = list(read_table(arguments.source, columns))
         return [pair["source"] for pair in pairs], [[pair["target"]] for pair in pairs]
+    if is_table(arguments.source) or arguments.source_column or arguments.target_column or arguments.feature_columns:
+        raise UsageError("--reference and columns are two ways to give references; give text files, or one table")
     read = [read_parallel(arguments.source, name) for name in arguments.reference]
     rows = zip(*(references for _, references in read), strict=True)
     return read[0][0], [[first, *filter(None, others)] for first, *others in rows]
@@ -239,7 +245,8 @@ def _results(
     begun = time.perf_counter()
     tokenizer, model = load_ensemble(names, arguments)
     seconds = {"loading": time.perf_counter() - begun}
-    measuring.fit(tokenizer)
+    with decoding_errors():
+        measuring.fit(tokenizer)
     searches = _searches(arguments)
     options = [decoding_options(argparse.Namespace(**vars(arguments) | one), model) for one in searches]
     limit = source_limit(model, arguments.max_source_tokens, tokenizer)
@@ -310,18 +317,24 @@ class _Measuring:
     def __init__(self, arguments: argparse.Namespace, sources: list[str], references: list[list[str]]) -> None:
         self._sources, self._references = sources, references
         self._most = arguments.n_best or 0  # of the hypotheses in a list
+        self._is_resampled = arguments.significance
         self.places: Sequence[int] = range(len(sources))  # of the lines that are measured
         self._kinds = [BLEU_KINDS[kind] for kind in arguments.bleu]
         self.names = list(dict.fromkeys([*self._kinds, *arguments.metrics]))
         self._is_chosen = bool(arguments.metrics)
         self.how: dict[str, Any] = {"tokenize": arguments.tokenize, "lowercase": arguments.lowercase}
 
-    def check(self, is_resampled: bool) -> None:
+    def check(self) -> None:
         """Raises an error for a measure that isn't available."""
-        from ..metrics import check_resampling, measure
+        from ..metrics import measure
 
         measure(self.names or ["bleu"], self._sources, self._sources, **self.how)
-        if is_resampled:
+        self._check_resampling()
+
+    def _check_resampling(self) -> None:
+        from ..metrics import check_resampling
+
+        if self._is_resampled:
             check_resampling(len(self._references))
 
     def fit(self, tokenizer: Any) -> None:
@@ -338,6 +351,7 @@ class _Measuring:
         if splits_into_symbols(tokenizer):
             self.how["symbols"] = symbol_splitter(tokenizer)
             self.places, self._references = by_source(self._sources, self._references)
+            self._check_resampling()
         bleu = [name for name in self.names if name in BLEU_KINDS.values()]
         alone = measure(bleu, [own[0] for own in self._references], self._references, **self.how)
         if problem := next(filter(None, map(why_unmeasurable, alone.values())), None):

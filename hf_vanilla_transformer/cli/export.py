@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 FORMATS = {
     "ctranslate2": "CTranslate2's engine",
     "onnx": "ONNX graphs for onnxruntime",
+    "stock": "a class of transformers' own, which opens without this package",
     "torch": "a state dict of torch.nn.Transformer",
 }
 MODULES = {"torch": "torch_nn"}  # where it hasn't the format's name

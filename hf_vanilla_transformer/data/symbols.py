@@ -22,7 +22,7 @@ FEATURE = r"\t[^\t]+"
 SYMBOLS = {"words": r"\S+", "characters": r"[\s\S]", "graphemes": r"\X"}
 KINDS = ("bpe", *SYMBOLS, "bytes")
 # What ends features in a column, "V;PST": written as tabs, wherever the text has a tab before.
-END_OF_FEATURE = r"(?<=\t.*);"
+END_OF_FEATURE = r"(?:\t|(?!\A)\G)[^;]*\K;"
 # Parts the ">" from "</s" and its like: a word of the data isn't a special token.
 SPECIAL_TOKEN_END = r"(?<=<pad|<s|</s|<unk)>"
 NORMAL_FORMS = {name: getattr(normalizers, name.upper()) for name in ("nfc", "nfd", "nfkc", "nfkd")}
@@ -30,7 +30,7 @@ SHOWN = 10  # symbols in a message
 MOST_WARNINGS = 1_000  # unknown symbols that are logged by a process
 
 logger = logging.getLogger(__name__)
-_logged: set[str] = set()
+_logged: set[tuple[str, bool, str]] = set()  # tokenizer, side, symbol
 
 
 def train_tokenizer(
@@ -53,7 +53,7 @@ def train_tokenizer(
     - "bpe": the paper's (5.1); nothing is unknown.
 
     Args:
-        pairs: Mappings with the texts "source" and "target", which can be read twice.
+        pairs: Mappings with the texts "source" and "target".
         kinds: One of `KINDS` for a vocabulary of both sides, or two, for source and target with vocabularies of their
             own.
         vocab_size: Most tokens of a vocabulary, special ones included; the most frequent are kept.
@@ -74,6 +74,7 @@ def train_tokenizer(
             has no features or normal forms.
     """
     check_kinds(kinds, features, source_normalization)
+    pairs = list(pairs) if iter(pairs) is pairs else pairs  # a generator is read once
     sides = [("source", "target")] if len(kinds) == 1 else [("source",), ("target",)]
     backends = []
     for kind, names in zip(kinds, sides, strict=True):
@@ -83,13 +84,14 @@ def train_tokenizer(
             pattern = f"{FEATURE}|{SYMBOLS[kind]}" if features and is_source else SYMBOLS[kind]
             form = NORMAL_FORMS[source_normalization]() if source_normalization and is_source else None
             backend = _symbols(pattern, kind == "words", form, features and is_source)
-            backends.append(_with_vocabulary(backend, texts, vocab_size, min_frequency or 1))
+            fewest = 1 if min_frequency is None else min_frequency
+            backends.append(_with_vocabulary(backend, texts, vocab_size, fewest))
             continue
         smallest = len(CONTROL_TOKENS) + len(BYTE_OF_LETTER)
         own = VanillaTransformerTokenizerFast.train_from_iterator(
             texts,
             vocab_size=smallest if kind == "bytes" else vocab_size,
-            min_frequency=min_frequency or 2,
+            min_frequency=2 if min_frequency is None else min_frequency,
             merge_punctuation=merge_punctuation,
             show_progress=show_progress,
         )
@@ -188,6 +190,12 @@ def splits_into_symbols(tokenizer: PreTrainedTokenizerBase) -> bool:
     return _backend_of(tokenizer, True) is not None
 
 
+def reads_features(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether what follows a tab in a source is one symbol to a tokenizer."""
+    backend, feature = _backend_of(tokenizer, False), "\tV;PST"
+    return backend is not None and _splitter(backend)(f"a{feature}")[1:] == ["\tV", "\tPST"]
+
+
 def default_measures(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Returns what a tokenizer's translations are measured by: of words or characters, other than of BPE's pieces."""
     return ["exact_match", "ser"] if splits_into_symbols(tokenizer) else ["bleu", "chrf"]
@@ -242,9 +250,10 @@ def warn_of_unknown(
         return
     having = [text for text, ids in zip(texts, rows, strict=True) if ids and unknown in ids]
     found = unknown_symbols(tokenizer, having, is_target)
-    new = Counter({symbol: count for symbol, count in found.items() if symbol not in _logged})
+    name = str(getattr(tokenizer, "name_or_path", ""))
+    new = Counter({symbol: count for symbol, count in found.items() if (name, is_target, symbol) not in _logged})
     if new and len(_logged) < MOST_WARNINGS:
-        _logged.update(new)
+        _logged.update((name, is_target, symbol) for symbol in new)
         logger.warning(f"the {'target' if is_target else 'source'} has {shown(new)}")
 
 

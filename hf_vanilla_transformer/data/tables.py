@@ -41,14 +41,13 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[Pair]:
 
 def _rows_of_tsv(path: str, columns: Sequence[str]) -> Rows:
     """Two columns without a header, numbered ones, or those that a header names; no quoting, so no text has a tab."""
-    are_numbers, header = all(column.isdecimal() for column in columns), columns
+    header: Sequence[str] = ()
     for number, line in enumerate(read_lines(path), start=1):
         cells = line.split("\t")
-        if number == 1 and are_numbers:
-            header = [str(place) for place in range(1, len(cells) + 1)]
-        elif number == 1 and set(columns) <= set(cells):
-            header = cells
-            continue
+        if line and not header:
+            header = _header(path, cells, columns)
+            if header == cells:
+                continue
         if len(cells) == len(header):
             yield number, dict(zip(header, cells, strict=True))
         elif line:
@@ -57,6 +56,18 @@ def _rows_of_tsv(path: str, columns: Sequence[str]) -> Rows:
                 f"two, the first line must name them, {columns[0]!r} and {columns[1]!r} among them, or number them: "
                 "source_column 1"
             )
+
+
+def _header(path: str, cells: list[str], columns: Sequence[str]) -> Sequence[str]:
+    """The names of a table's columns, by the cells of its first line: the cells themselves, or numbers, or ours."""
+    numbers = [column for column in columns if column.isdecimal()]
+    if set(columns) <= set(cells):
+        return cells
+    if len(numbers) == len(columns):
+        return [str(place) for place in range(1, len(cells) + 1)]
+    if numbers:
+        raise CorpusError(f"{path}: its first line names no columns; give all by number, not {', '.join(columns)}")
+    return columns
 
 
 def _rows_of_csv(path: str, columns: Sequence[str]) -> Rows:

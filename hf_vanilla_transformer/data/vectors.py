@@ -38,7 +38,9 @@ def read_vectors(file: str, size: int) -> Iterator[tuple[str, NDArray[np.float32
         yield " ".join(cells[:-size]), vector
 
 
-def use_vectors(file: str, tokenizer: PreTrainedTokenizerBase, weight: torch.Tensor, scale: float) -> int:
+def use_vectors(
+    file: str, tokenizer: PreTrainedTokenizerBase, weight: torch.Tensor, scale: float, *, is_target: bool = False
+) -> int:
     """Writes pretrained vectors into the embeddings of a model that multiplies them by `scale`.
 
     Args:
@@ -46,12 +48,14 @@ def use_vectors(file: str, tokenizer: PreTrainedTokenizerBase, weight: torch.Ten
         tokenizer: A token gets the vector of the word that it spells; with a space before it or without.
         weight: (vocab_size, d_model); is changed in place.
         scale: The model's `embedding_scale`.
+        is_target: Whether the rows are those of the target's vocabulary, where the tokenizer has two.
 
     Returns:
         The number of tokens that have got a vector.
     """
     tokens_of: dict[str, list[int]] = {}
-    for token, id_ in tokenizer.get_vocab().items():
+    separate = is_target and getattr(tokenizer, "separate_vocabs", False)
+    for token, id_ in (tokenizer.target_encoder if separate else tokenizer.get_vocab()).items():
         tokens_of.setdefault(tokenizer.convert_tokens_to_string([token]).strip(), []).append(id_)
     found: set[int] = set()
     for word, vector in read_vectors(file, weight.shape[1]):

@@ -4,6 +4,7 @@ A folder has one file of codes or one SentencePiece model for both sides, or one
 """
 
 import base64
+import logging
 import re
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -15,6 +16,8 @@ from ..errors import first_line
 from ..tokenization_dictionary import SIDES, DictionaryTokenizer
 from .conversion import ConversionError
 
+logger = logging.getLogger(__name__)
+
 # The end of errors about missing files.
 WITHOUT = "; add it, or convert without a tokenizer: --no-tokenizer"
 # A note on tokenizers with subword-nmt's codes.
@@ -22,7 +25,7 @@ TOKENIZED_TEXT = (
     "the tokenizer does no Moses tokenization (nor truecasing or lowercasing): if the training data had it, give it "
     "such text, and expect such text from it"
 )
-PIECE = re.compile("@@$|^▁")  # as subword-nmt and SentencePiece mark them
+PIECE = re.compile("@@$|^[▁Ġ]|^##|￭")  # as subword-nmt, SentencePiece, GPT-2, WordPiece and OpenNMT mark them
 CODES = re.compile(r"(.*[._-])?(bpe|bpe_?codes?|codes?)\d*([._-].*)?", re.IGNORECASE)
 NO_CODES = (".bin", ".ckpt", ".gz", ".json", ".pt", ".py", ".yaml", ".yml", ".zip")
 SIDES_IN_NAMES = (("src", "source"), ("tgt", "trg", "target"))
@@ -84,7 +87,7 @@ def tokenizer_of(
 def _files_in(
     folder: Path, languages: tuple[str, ...], dictionaries: tuple[list[str], list[str]]
 ) -> tuple[Path | str, Path | str]:
-    """Returns the files that say how source and target are segmented, or "word" for a model of words."""
+    """Returns the files that say how source and target are segmented, or "words" for a model of words."""
     files = [file for file in sorted(folder.iterdir()) if file.is_file()]
     models = [file for file in files if file.suffix in (".model", ".spm")]
     codes = [file for file in files if file not in models and _is_codes(file)]
@@ -94,8 +97,12 @@ def _files_in(
             "leave those there that the model was trained with"
         )
     found = models or codes
-    if not found and not any(PIECE.search(token) for tokens in dictionaries for token in tokens):
-        return "word", "word"
+    tokens = [token for one in dictionaries for token in one]
+    # GPT-2's pieces are numbers in a dictionary of fairseq.
+    is_words = not any(map(PIECE.search, tokens)) and not all(one.isdecimal() for one in tokens if one[:1] not in "<[")
+    if not found and is_words:
+        logger.warning(f"{folder} has neither codes nor a SentencePiece model: its tokenizer takes words as they are")
+        return "words", "words"
     if not found:
         raise ConversionError(
             f"the dictionaries have pieces of words, and {folder} has neither codes of subword-nmt (a file whose name "
@@ -148,7 +155,7 @@ def _check(dictionaries: tuple[list[str], list[str]], special: dict[str, str]) -
 def _segmenter(file: Any, vocabulary: list[str] | None, special: dict[str, str]) -> dict[str, Any]:
     """Returns what DictionaryTokenizer has of a side beside its tokens; `vocabulary`: the only pieces to give.
 
-    In place of a file, `file` may be a level, "word" or "char".
+    In place of a file, `file` may be a level, "words", "word" or "char".
     """
     if isinstance(file, str):
         return {"level": file}

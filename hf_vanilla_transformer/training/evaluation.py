@@ -123,8 +123,9 @@ class TranslationMetrics:
         special = [number for number in self.tokenizer.all_special_ids if number != unknown]
         for place in np.flatnonzero((labels == unknown).any(axis=1)):
             kept = [number for number in labels[place].tolist() if number >= 0 and number not in special]
-            text = self.tokenizer.decode(kept, skip_special_tokens=False)
-            texts[place] = text.replace(self.tokenizer.convert_ids_to_tokens(unknown), NO_SYMBOL)
+            tokens = self.tokenizer.convert_ids_to_tokens(kept)
+            named = [NO_SYMBOL if number == unknown else name for number, name in zip(kept, tokens, strict=True)]
+            texts[place] = self.tokenizer.convert_tokens_to_string(named)
         return texts
 
 

@@ -221,6 +221,8 @@ class ModelArguments:
         start = ids["eos_token_id" if ids["bos_token_id"] is None else "bos_token_id"]
         fields: dict[str, object] = {**ids, "decoder_start_token_id": start}
         if getattr(tokenizer, "separate_vocabs", False):  # with a vocabulary for each side
+            if self.share_encoder_decoder_embeddings:
+                raise RecipeError("the tokenizer has two vocabularies, which can't share a matrix; give tied decoder")
             size = max(tokenizer.target_encoder.values()) + 1
             fields |= {"decoder_vocab_size": size, "share_encoder_decoder_embeddings": False}
         return self.config(max(tokenizer.get_vocab().values()) + 1, **fields)

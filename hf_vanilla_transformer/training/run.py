@@ -25,7 +25,7 @@ from ..data.bpe_dropout import BPEDropout
 from ..data.corpora import Cleaning, read_corpus, resegment, rows_with, state_of, tokenize
 from ..data.formats import Corpus
 from ..data.hub_names import check_model_on_hub
-from ..data.symbols import check_kinds, shown, train_tokenizer, unknown_ids, unknown_symbols
+from ..data.symbols import check_kinds, reads_features, shown, train_tokenizer, unknown_ids, unknown_symbols
 from ..data.vectors import read_vectors, use_vectors
 from ..engine.memory import keep_freed_memory
 from ..errors import first_line
@@ -120,11 +120,15 @@ class Run:
             self._check_folder()
 
     def _check_model(self) -> None:
+        if self.data.feature_columns and any(corpus.source for corpus in self.corpora.values()):
+            raise RecipeError("feature_columns are columns of tables; give tables, or write features behind tabs")
         if not self._tokenizer_name:
             try:
                 check_kinds(self.model.tokenizer, bool(self.data.feature_columns), self.model.source_normalization)
             except ValueError as error:
                 raise RecipeError(str(error)) from error
+            if self.data.bpe_dropout and self.model.tokenizer != ["bpe"]:
+                raise RecipeError("bpe_dropout drops merges of bpe; leave it out, or give tokenizer bpe")
         if not self.model.model_name_or_path:
             config = self.model.config(self.model.vocab_size)  # the tokenizer's vocabulary may be smaller
             if self.model.embeddings and not self.resume:
@@ -334,7 +338,11 @@ class Run:
         """Loads the tokenizer that the recipe, a checkpoint or an earlier process names, or trains a new one."""
         saved = self.output / TOKENIZER
         if name := self._tokenizer_name:
-            return load_tokenizer(name, trust_remote_code=self.trust_remote_code)
+            loaded = load_tokenizer(name, trust_remote_code=self.trust_remote_code)
+            if self.data.feature_columns and not reads_features(loaded):
+                raise RecipeError(f"the tokenizer of {name} reads no features; leave feature_columns out")
+            self.say(f"Tokenizer: that of {name}")
+            return loaded
         if self.checkpoint is not None:
             return load_tokenizer(self.checkpoint, trust_remote_code=self.trust_remote_code)
         if (saved / "tokenizer.json").is_file():
@@ -372,10 +380,12 @@ class Run:
             config = self.model.config_for(tokenizer)
             model = VanillaTransformerForConditionalGeneration(config)
             if self.model.embeddings and self.checkpoint is None:
-                sides = {stack.embed_tokens.weight for stack in (model.get_encoder(), model.get_decoder())}
-                for weight in sides:  # one where they are shared
-                    found = use_vectors(self.model.embeddings, tokenizer, weight, config.embedding_scale)
-                self.say(f"Embeddings: {found:,} of {len(weight):,} tokens have a vector of {self.model.embeddings}")
+                file, scale = self.model.embeddings, config.embedding_scale
+                # One where they are shared.
+                sides = {model.get_decoder().embed_tokens.weight: True, model.get_encoder().embed_tokens.weight: False}
+                for weight, is_target in sides.items():
+                    found = use_vectors(file, tokenizer, weight, scale, is_target=is_target)
+                    self.say(f"Embeddings: {found:,} of {len(weight):,} tokens have a vector of {file}")
         for option, value in self.model.decoding().items():
             setattr(model.generation_config, option, value)
         if self.args.ddp_find_unused_parameters is None:

@@ -231,10 +231,16 @@ def _prefix_tokens(
         raise ValueError(f"prefix has {len(given)} strings for {count} sentences; give one for each, or one string")
     start, whole = () if plan.start is None else (plan.start,), target_encoder(plan, tokenizer)
     known: dict[str, tuple[int, ...]] = {}
+    special_ids = set(tokenizer.all_special_ids)
+    if getattr(tokenizer, "separate_vocabs", False):  # whose unknown tokens have ids of their own
+        from ..data.symbols import unknown_ids  # it needs transformers
+
+        named = [getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")]
+        special_ids = {one for one in (*named, unknown_ids(tokenizer)[1]) if one is not None}
     read = encoder(tokenizer, is_target=True, add_special_tokens=False)
     for text in dict.fromkeys(given):
         ids = read([text.rstrip()])[0]
-        if special := set(ids) & set(tokenizer.all_special_ids):
+        if special := set(ids) & special_ids:
             shown = ", ".join(tokenizer.convert_ids_to_tokens(sorted(special)))
             raise ValueError(f"the prefix {text!r} becomes {shown} for the tokenizer; leave out what it doesn't know")
         (target,) = whole([text.rstrip()])

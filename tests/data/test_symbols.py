@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+import time
 from collections import Counter
 
 import pytest
@@ -94,6 +95,27 @@ def test_features_are_one_symbol_each():
     )
 
 
+def test_features_take_linear_time():
+    tokenizer = train_tokenizer([{"source": "a\tV", "target": "b"}], ["characters", "words"], features=True)
+    begun = time.process_time()
+    assert len(tokenizer("a\tV" + ";V" * 19_999)["input_ids"]) == 20_002
+    assert time.process_time() - begun < 10  # by looking back from each semicolon, it took 25 s
+
+
+def test_decoding_changes_no_state():
+    """Other threads may be encoding, on either side."""
+    tokenizer = train_tokenizer(PAIRS, ["characters", "words"], vocab_size=SIZE)
+    ids = tokenizer(text_target="w ɔː k")["input_ids"][:-1]
+    tokenizer._switch_to_target_mode()
+    source = tokenizer("walk")["input_ids"]
+    tokenizer._switch_to_target_mode()
+    assert tokenizer.decode(source, skip_special_tokens=True, use_source_tokenizer=True) == "walk"
+    assert tokenizer.convert_tokens_to_string(tokenizer.convert_ids_to_tokens(ids)) == "w ɔː k"
+    assert tokenizer.convert_ids_to_tokens([*ids, 2], skip_special_tokens=True) == ["w", "ɔː", "k"]
+    assert tokenizer.convert_ids_to_tokens(2) == "</s>"
+    assert tokenizer._tokenizer is tokenizer._target_backend
+
+
 def test_normal_forms_are_of_sources_alone():
     pairs = [{"source": "가각", "target": "가"}]
     tokenizer = train_tokenizer(pairs, ["characters", "characters"], source_normalization="nfd")
@@ -159,6 +181,12 @@ def test_tables_have_features_and_numbered_columns(tmp_path):
     named.write_text('{"lemma": "go", "form": "went", "tag": "PST"}\n', encoding="utf-8")
     corpus = Corpus(tables=(str(named),), source_column="lemma", target_column="form", feature_columns=("tag",))
     assert list(read_corpus(corpus)["source"]) == ["go\tPST"]
-    for wrong, message in (({"target_column": "4"}, "column '4' is missing"), ({}, "or number them: source_column 1")):
+    for wrong, message in (
+        (columns | {"target_column": "4"}, "column '4' is missing"),
+        ({}, "or number them: source_column 1"),
+        ({"target_column": "2"}, "its first line names no columns; give all by number, not source, 2"),
+    ):
         with pytest.raises(CorpusError, match=message):
-            read_corpus(Corpus(tables=(str(table),), **(columns | wrong if wrong else {})))
+            read_corpus(Corpus(tables=(str(table),), **wrong))
+    table.write_text("\n1\t2\ngo\twent\n", encoding="utf-8")  # a header of numbers, behind an empty line
+    assert list(read_corpus(Corpus(tables=(str(table),), source_column="1", target_column="2"))["target"]) == ["went"]

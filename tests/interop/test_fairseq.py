@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_reference import Reference
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli
@@ -31,7 +32,16 @@ CASES = {
     "numbered norms": {"form": "numbered"},
     "embed_out": {"form": "embed_out"},
     "pre-norm of 0.6": {"form": "0.6", "encoder_normalize_before": True, "decoder_normalize_before": True},
+    "settings since 0.10": {"form": "cfg"},
+    "settings with a table for each stack": {"form": "tables"},
 }
+ROLES = {
+    "source": "encoder.embed_tokens", "target": "decoder.embed_tokens", "output": "decoder.output_projection",
+    "encoder": "encoder.layers.{}", "decoder": "decoder.layers.{}", "attention": PROJECTIONS,
+    "feed_forward": ("fc1", "fc2"), "own": ("self_attn", "self_attn"), "cross": "encoder_attn",
+    "encoder_norms": ("self_attn_layer_norm", "final_layer_norm"),
+    "decoder_norms": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+}  # fmt: skip
 
 
 def settings(**more):
@@ -62,13 +72,12 @@ def tensors(case):
             state[f"{stack}.embed_positions.weight"] = random(POSITIONS + PAD + 1, D)
         for number in range(layers):
             place = f"{stack}.layers.{number}."
-            norms = [f"{name}_layer_norm" for name in (*ATTENTIONS[stack], "final")]
             inner = FFN[stack]
             parts = [f"{attention}.{part}" for attention in ATTENTIONS[stack] for part in PROJECTIONS]
             maps = {**dict.fromkeys(parts, (D, D)), "fc1": (inner, D), "fc2": (D, inner)}
             for name, (rows, columns) in maps.items():
                 state |= {f"{place}{name}.weight": random(rows, columns), f"{place}{name}.bias": random(rows)}
-            for norm in norms:
+            for norm in ROLES[f"{stack}_norms"]:
                 state |= {f"{place}{norm}.weight": random(D) + 1, f"{place}{norm}.bias": random(D)}
         if case.get("encoder_normalize_before"):
             state |= {f"{stack}.layer_norm.{kind}": random(D) + (kind == "weight") for kind in ("weight", "bias")}
@@ -92,95 +101,53 @@ def older(state, form):
             value = torch.tensor([2.0])
         if form == "numbered" and "layer_norm" in name:
             stack, norm = name.partition(".")[0], name.split(".")[3]
-            order = [f"{one}_layer_norm" for one in (*ATTENTIONS[stack], "final")]
-            name = name.replace(norm, f"layer_norms.{order.index(norm)}")
+            name = name.replace(norm, f"layer_norms.{ROLES[f'{stack}_norms'].index(norm)}")
         found[name] = value
     return found
 
 
-class Formulas:
-    """fairseq's model over a state dict."""
+class Formulas(Reference):
+    """fairseq's model: positions are counted from behind the padding's index, without padding."""
 
-    def __init__(self, state, args):
-        self.state, self.args, self.is_pre = state, args, args["encoder_normalize_before"]
-
-    def linear(self, name, x):
-        return F.linear(x, self.state[f"{name}.weight"], self.state[f"{name}.bias"])
-
-    def norm(self, name, x):
-        return F.layer_norm(x, (D,), self.state[f"{name}.weight"], self.state[f"{name}.bias"], 1e-5)
-
-    def attend(self, name, x, memory, allowed, heads):
-        q, k, v = (
-            self.linear(f"{name}.{part}_proj", one).unflatten(-1, (heads, -1)).transpose(1, 2)
-            for part, one in (("q", x), ("k", memory), ("v", memory))
-        )
-        scores = (q @ k.mT / math.sqrt(D // heads)).masked_fill(~allowed, -math.inf)
-        return self.linear(f"{name}.out_proj", (scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-
-    def embedded(self, ids, stack):
-        numbers = (ids != PAD).cumsum(1) * (ids != PAD) + PAD  # fairseq counts from behind the padding's index
-        scale = 1.0 if self.args.get("no_scale_embedding") else math.sqrt(D)
-        words = self.state[f"{stack}.embed_tokens.weight"][ids] * scale
-        if self.args["encoder_learned_pos"]:
-            return words + self.state[f"{stack}.embed_positions.weight"][numbers]
+    def embed(self, name, ids):
+        numbers = (ids != PAD).cumsum(1) * (ids != PAD) + PAD
+        words = F.embedding(ids, self.tensors[f"{name}.weight"]) * (math.sqrt(D) if self.scaled else 1)
+        learned = f"{name.replace('tokens', 'positions')}.weight"
+        if learned in self.tensors:
+            return words + self.tensors[learned][numbers]
         half = D // 2
         angles = numbers[..., None] * torch.exp(-math.log(10000) / (half - 1) * torch.arange(half))
         return words + torch.cat([angles.sin(), angles.cos()], -1)
 
-    def wrap(self, name, x, sublayer):
-        return x + sublayer(self.norm(name, x)) if self.is_pre else self.norm(name, x + sublayer(x))
-
-    def layer(self, place, heads, x, memory, own, cross):
-        act = F.gelu if self.args["activation_fn"] == "gelu" else F.relu
-        x = self.wrap(f"{place}self_attn_layer_norm", x, lambda y: self.attend(f"{place}self_attn", y, y, own, heads))
-        if memory is not None:
-            attend = lambda y: self.attend(f"{place}encoder_attn", y, memory, cross, heads)  # noqa: E731
-            x = self.wrap(f"{place}encoder_attn_layer_norm", x, attend)
-        ffn = lambda y: self.linear(f"{place}fc2", act(self.linear(f"{place}fc1", y)))  # noqa: E731
-        return self.wrap(f"{place}final_layer_norm", x, ffn)
-
-    def stack(self, stack, ids, memory, own, cross):
-        x = self.embedded(ids, stack)
-        for number in range(LAYERS[stack]):
-            x = self.layer(f"{stack}.layers.{number}.", HEADS[stack], x, memory, own, cross)
-        return self.norm(f"{stack}.layer_norm", x) if self.is_pre else x
-
     def __call__(self, source, target):
-        padding = (source != PAD)[:, None, None]
-        memory = self.stack("encoder", source, None, padding, None)
-        length = target.shape[1]
-        causal = torch.ones(length, length, dtype=torch.bool).tril()
-        own = causal & (target != PAD)[:, None, None] | torch.eye(length, dtype=torch.bool)
-        x = self.stack("decoder", target, memory, own, padding)
-        return F.linear(x, self.state["decoder.output_projection.weight"])
+        return self.logits(source, source != PAD, target)
 
 
 def write_dictionary(file, size):
     file.write_text("".join(f"w{number} {100 - number}\n" for number in range(size - 5)) + "madeupword0000 0\n")
 
 
-def checkpoint(folder, case, form="args", **more):
+def checkpoint(folder, case):
     """A folder as fairseq leaves it, and the formulas of its model."""
     folder.mkdir(exist_ok=True)
-    args = settings(**{name: value for name, value in case.items() if name != "form"}, **more)
+    form, args = case.get("form"), settings(**{name: value for name, value in case.items() if name != "form"})
     state = tensors(case)
-    saved = {"model": older(state, case.get("form")), "extra_state": {"epoch": 3}}
-    if form == "args":
-        saved["args"] = argparse.Namespace(**args)
-    elif form == "cfg":
-        saved["cfg"] = {"model": argparse.Namespace(**args), "task": {"source_lang": "de", "target_lang": "en"}}
+    saved = {"model": older(state, form), "extra_state": {"epoch": 3}}
+    if form == "cfg":
+        model = argparse.Namespace(**args)
     else:
-        stacks = {s: {n.removeprefix(f"{s}_"): v for n, v in args.items() if n.startswith(s)} for s in LAYERS}
-        rest = {n: v for n, v in args.items() if not n.startswith(tuple(LAYERS))}
-        saved["cfg"] = {
-            "model": {"_name": "transformer", **stacks, **rest},
-            "task": {"source_lang": "de", "target_lang": "en"},
-        }
+        model = {s: {n.removeprefix(f"{s}_"): v for n, v in args.items() if n.startswith(s)} for s in LAYERS}
+        model |= {"_name": "transformer"} | {n: v for n, v in args.items() if not n.startswith(tuple(LAYERS))}
+    if form in ("cfg", "tables"):
+        saved["cfg"] = {"model": model, "task": {"source_lang": "de", "target_lang": "en"}}
+    else:
+        saved["args"] = argparse.Namespace(**args)
     torch.save(saved, folder / "checkpoint_best.pt")
     write_dictionary(folder / "dict.de.txt", WORDS)
     write_dictionary(folder / "dict.en.txt", WORDS if case.get("share_all_embeddings") else TARGET_WORDS)
-    return Formulas(state, args)
+    activation = F.gelu if args["activation_fn"] == "gelu" else F.relu
+    is_pre, is_scaled = args["encoder_normalize_before"], not args.get("no_scale_embedding")
+    return Formulas(state, ROLES, tuple(HEADS.values()), is_pre, is_scaled, activation, eps=1e-5)
 
 
 def batch():

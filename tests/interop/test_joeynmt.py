@@ -80,10 +80,12 @@ def test_words_and_characters_need_no_files(tmp_path):
     tokenizer.save_pretrained(tmp_path / "saved")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert tokenizer.tokenize("s 1") == ["s", "▁", "1"]
-    labels = tokenizer(text_target="t1  t2")["input_ids"]
+    labels = tokenizer(text_target="t1 t2")["input_ids"]
     assert labels == [TOKENS["trg"].index("t1"), TOKENS["trg"].index("t2"), 3]
     assert tokenizer.decode(labels, skip_special_tokens=True) == "t1 t2"
-    assert tokenizer.decode([5, 3], skip_special_tokens=True, use_source_tokenizer=True) == ""
+    assert tokenizer.tokenize("s\xa01\t") == ["s", "\xa0", "1", "\t"]  # only U+0020 is a space to it
+    words = tokenizer.target_encoder
+    assert tokenizer(text_target="t1\xa0t2")["input_ids"] == [words["<unk>"], 3]
 
 
 def test_its_tokenizer(tmp_path):

@@ -250,6 +250,8 @@ CODES = "#version: 0.2\na b</w>\n"
     ("files", "dictionary", "message"),
     [
         ({}, DICTIONARY, "has neither codes of subword-nmt .* nor a SentencePiece model .*; add it, .*--no-tokenizer"),
+        ({}, [*SPECIAL.values(), "Ġab", "c"], "have pieces of words, and .* has neither codes"),
+        ({}, [*SPECIAL.values(), "15496", "995"], "have pieces of words"),
         ({"codes": CODES}, [], "doesn't have the dictionaries of source and target; .*--no-tokenizer"),
         ({"codes": CODES, "a__model": ""}, DICTIONARY, "has SentencePiece models .a.model. and codes .* .codes."),
         ({"codes": "a b 12\n"}, DICTIONARY, "no codes of subword-nmt .fastBPE's have a third column"),

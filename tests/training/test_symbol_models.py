@@ -5,14 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from small_runs import recipe_in
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vanilla_transformer import Translator, cli
+from hf_vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration, cli
 from hf_vanilla_transformer.data.symbols import train_tokenizer
+from hf_vanilla_transformer.data.vectors import use_vectors
 from hf_vanilla_transformer.training.evaluation import TranslationMetrics
+from hf_vanilla_transformer.training.recipe import ModelArguments, RecipeError
 
 # Inflection: a verb, its form and its features; "read" has two pasts.
 FORMS = {"V;PST": "{0} + t", "V;PRS;3;SG": "{0} + s", "V;NFIN": "{0}"}
@@ -100,6 +103,13 @@ def test_evaluate_has_its_measures(run, tmp_path, capsys):
     assert result["top_1"]["value"] == result["top_3"]["value"] == 100
     assert cli.main(["evaluate", "--model", str(model), "--source", str(model / "validation.translations.txt")]) == 2
     assert "give --reference FILE, or a table" in capsys.readouterr().err
+    assert cli.main([*command, "--reference", str(model / "validation.translations.txt")]) == 2
+    assert "give text files, or one table" in capsys.readouterr().err
+    twice = Path(tmp_path, "twice.tsv")
+    twice.write_text("walk\tw a l k\tV;NFIN\n" * 12, encoding="utf-8")
+    repeated = ["evaluate", "--model", str(model), "--source", str(twice), *columns, "--num-beams", "1", "2"]
+    assert cli.main([*repeated, "--significance"]) == 2
+    assert "1 sentences are too few to be resampled" in capsys.readouterr().err
 
 
 def test_unknown_symbols_are_named(model, tmp_path, capsys, caplog):
@@ -150,6 +160,8 @@ def test_unknown_symbols_of_references_are_errors():
     labels = torch.tensor(tokenizer(text_target=["x z", "x y"], padding=True)["input_ids"]).numpy()
     predictions = type("Predictions", (), {"predictions": labels, "label_ids": labels, "inputs": None})
     assert metrics(predictions) == {"exact_match": 50.0, "ser": 25.0}
+    literal = TranslationMetrics(train_tokenizer([{"source": "a", "target": "<unk>b"}], ["characters", "characters"]))
+    assert literal._references(np.array([[5, 3, 2]])) == [f"{literal.tokenizer.convert_ids_to_tokens(5)}\ufffd"]
 
 
 def test_pairs_with_one_source_are_one_in_a_trainer():
@@ -164,6 +176,28 @@ def test_pairs_with_one_source_are_one_in_a_trainer():
     assert metrics(predictions)["exact_match"] == pytest.approx(200 / 3)
 
 
+def test_prefixes_are_of_the_target():
+    """An id that is unknown to the source is a byte to the target."""
+    pairs = [{"source": "a b", "target": "x!"}]
+    tokenizer = train_tokenizer(pairs, ["words", "bytes"])
+    model = VanillaTransformerForConditionalGeneration(ModelArguments(preset="tiny", d_model=16).config_for(tokenizer))
+    assert Translator(model.eval(), tokenizer=tokenizer)("a", prefix="!x", max_new_tokens=4).startswith("!x")
+    tokenizer = train_tokenizer(pairs, ["bytes", "words"])
+    model = VanillaTransformerForConditionalGeneration(ModelArguments(preset="tiny", d_model=16).config_for(tokenizer))
+    with pytest.raises(ValueError, match="the prefix 'Q' becomes <unk>"):
+        Translator(model.eval(), tokenizer=tokenizer)("a", prefix="Q")
+
+
+def test_vectors_are_of_the_side(tmp_path):
+    tokenizer = train_tokenizer([{"source": "one two", "target": "eins zwei drei"}], ["words", "words"])
+    (tmp_path / "vectors").write_text("eins 1 1\none 2 2\n", encoding="utf-8")
+    for is_target, word, value in ((False, "one", 2), (True, "eins", 1)):
+        weight = torch.zeros(7, 2)
+        assert use_vectors(str(tmp_path / "vectors"), tokenizer, weight, 1.0, is_target=is_target) == 1
+        ids = tokenizer.target_encoder if is_target else tokenizer.get_vocab()
+        assert weight[ids[word]].tolist() == [value, value]
+
+
 def test_options_that_contradict_each_other_are_refused(tmp_path, capsys):
     recipe = recipe_in(tmp_path)
     files = ["--train-source", f"{tmp_path}/train.en", "--train-target", f"{tmp_path}/train.de"]
@@ -173,9 +207,16 @@ def test_options_that_contradict_each_other_are_refused(tmp_path, capsys):
         (["--tied", "some"], "tied is 'some'; give one of all, decoder, none"),
         (["--tied", "none", "--tie-word-embeddings"], "tied none and tie_word_embeddings True contradict"),
         (["--tokenizer", "letters"], "tokenizer is letters; give one or two of: bpe, words"),
-        (["--feature-columns", "3"], "feature_columns needs sources of words"),
+        (["--feature-columns", "3"], "feature_columns are columns of tables"),
+        (["--tokenizer", "bytes", "--bpe-dropout", "0.1"], "bpe_dropout drops merges of bpe"),
         (["--metrics", "wre"], "metrics has wre; choose from: bleu, bleu_multi30k"),
         (["--task", "g2p"], "task is 'g2p'; give one of translation, text2text"),
     ):
         assert cli.main([*base, *options]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_two_vocabularies_have_two_matrices():
+    tokenizer = train_tokenizer([{"source": "a", "target": "b"}], ["words", "words"])
+    with pytest.raises(RecipeError, match="two vocabularies, which can't share a matrix; give tied decoder"):
+        ModelArguments(preset="tiny", tied="all").config_for(tokenizer)

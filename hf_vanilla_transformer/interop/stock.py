@@ -1,0 +1,273 @@
+"""Exports models as transformers' own classes: a folder that opens without this package and without remote code.
+
+A post-norm model with sinusoids is a Marian but for the order of its width: the paper's table has sine and cosine in
+turn, Marian's has all sines first. Pre-norm models with final norms are a Pegasus, a Blenderbot or an M2M100.
+"""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    BlenderbotConfig,
+    BlenderbotForConditionalGeneration,
+    FSMTConfig,
+    FSMTForConditionalGeneration,
+    GenerationConfig,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    MarianTokenizer,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
+from ..plan_vanilla_transformer import OPTIONS, GNMTLengthPenalty, Plan
+from .conversion import ConversionError, check_plain, check_savable
+from .layout import POSITIONS
+
+# How far logits may be from the model's, as a part of the largest where that is above 1: the epsilons differ.
+TOLERANCE = 1e-4
+MAX_LENGTH = 512  # tokens of an output, for models whose limit grows with the source
+TYPICAL_LENGTH = 20  # tokens, where the two formulas of the length penalty rank alike
+EPSILON = 1e-5  # of LayerNorm in all of these classes
+FIRST_TOKEN = 3  # behind padding, start and end, whose positions differ
+SAME_FIELDS = (
+    "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
+    "encoder_ffn_dim", "decoder_ffn_dim", "dropout", "attention_dropout", "activation_dropout", "activation_function",
+    "max_position_embeddings", "scale_embedding", "tie_word_embeddings", "pad_token_id", "bos_token_id", "eos_token_id",
+    "decoder_start_token_id",
+)  # fmt: skip
+
+
+class _Stock(NamedTuple):
+    """One of transformers' classes, and what it has."""
+
+    config: Any
+    model: Any
+    has_output_bias: bool = True
+    has_two_vocabularies: bool = False  # or embeddings that aren't shared
+    has_table: bool = False  # a trained table of positions
+
+
+MARIAN = _Stock(MarianConfig, MarianMTModel, has_two_vocabularies=True)
+PEGASUS = _Stock(PegasusConfig, PegasusForConditionalGeneration)
+BLENDERBOT = _Stock(BlenderbotConfig, BlenderbotForConditionalGeneration, has_table=True)
+M2M100 = _Stock(M2M100Config, M2M100ForConditionalGeneration, has_output_bias=False)
+FSMT = _Stock(FSMTConfig, FSMTForConditionalGeneration, has_output_bias=False)
+# norm_position and position_encoding -> the class; "pre" is with final norms, "post" without.
+CLASSES = {
+    ("post", "paper"): MARIAN,
+    ("post", "marian"): MARIAN,
+    ("post", "fairseq"): FSMT,
+    ("pre", "paper"): PEGASUS,
+    ("pre", "marian"): PEGASUS,
+    ("pre", "fairseq"): M2M100,
+    ("pre", "tensor2tensor"): BLENDERBOT,
+    ("pre", "learned"): BLENDERBOT,
+}
+
+
+@torch.no_grad()
+def export(
+    model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> list[str]:
+    """Writes a model as one of transformers' own, with a tokenizer that transformers 5 and 4.57 open.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        folder: An empty folder.
+
+    Returns:
+        Notes for the user: what differs, and by how much.
+
+    Raises:
+        ConversionError: None of these classes is the same model, the tokenizer needs code of this package, or logits of
+            the folder differ from the model's.
+        OSError: The folder can't be written.
+    """
+    check_plain(model)
+    check_savable(model.generation_config)
+    kind = _class_of(model.config)
+    _check_tokenizer(tokenizer)
+    stock = _converted(model, kind)
+    stock.generation_config, notes = _generation_config(model)
+    _write_tokenizer(tokenizer, folder, model.config.max_position_embeddings)
+    stock.save_pretrained(folder)
+    difference = _difference(model, AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32))
+    return [
+        f"it is a {kind.model.__name__}: AutoModelForSeq2SeqLM and AutoTokenizer open it without this package; logits "
+        f"differ by at most {difference:.0e} of the largest (of random tokens), as LayerNorm's epsilon is {EPSILON} in "
+        f"place of {model.config.layer_norm_eps}",
+        f"positions end at {model.config.max_position_embeddings:,}; batches have to be padded on the right",
+        *(["label smoothing is the Trainer's there: label_smoothing_factor"] if model.config.label_smoothing else []),
+        *notes,
+    ]
+
+
+def _class_of(config: VanillaTransformerConfig) -> _Stock:
+    """Returns the class that computes the same; raises `ConversionError` if there is none."""
+    kind = CLASSES.get((config.norm_position, config.position_encoding))
+    if kind is None or config.final_layer_norm != (config.norm_position == "pre"):
+        norms = "with" if config.final_layer_norm else "without"
+        raise ConversionError(
+            f"no class of transformers has norm_position {config.norm_position!r} {norms} final norms and "
+            f'position_encoding {config.position_encoding!r}; "post" without them goes with paper, marian or fairseq, '
+            '"pre" with them with any'
+        )
+    usual = {config.d_model / heads for heads in (config.encoder_attention_heads, config.decoder_attention_heads)}
+    problems = {
+        "an odd d_model": config.d_model % 2 == 1,
+        "head_dim or value_head_dim other than d_model / heads": (
+            any(size is not None and {size} != usual for size in (config.head_dim, config.value_head_dim))
+        ),
+        "output_bias": config.output_bias and not kind.has_output_bias,
+        "two vocabularies": config.decoder_vocab_size is not None and not kind.has_two_vocabularies,
+        "share_encoder_decoder_embeddings false": (
+            not config.share_encoder_decoder_embeddings and not kind.has_two_vocabularies
+        ),
+    }
+    if found := [what for what, is_there in problems.items() if is_there]:
+        raise ConversionError(f"{kind.model.__name__} has no place for {', '.join(found)}")
+    return kind
+
+
+def _converted(model: VanillaTransformerForConditionalGeneration, kind: _Stock) -> PreTrainedModel:
+    config = model.config
+    fields = {name: getattr(config, name) for name in SAME_FIELDS}
+    fields |= {"forced_eos_token_id": None, "vocab_size": config.vocab_size}
+    target = config.decoder_vocab_size or config.vocab_size
+    if kind is MARIAN:
+        fields |= {
+            "share_encoder_decoder_embeddings": config.share_encoder_decoder_embeddings,
+            "decoder_vocab_size": target,
+        }
+    if kind is FSMT:
+        del fields["vocab_size"]
+        fields |= {"src_vocab_size": config.vocab_size, "tgt_vocab_size": target, "langs": ["source", "target"]}
+    stock: PreTrainedModel = kind.model(kind.config(**fields)).to(model.dtype).eval()
+    stock.load_state_dict(_tensors(model, kind, stock.state_dict()))
+    stock.tie_weights()
+    return stock
+
+
+def _tensors(
+    model: VanillaTransformerForConditionalGeneration, kind: _Stock, there: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Returns the tensors of a stock model, whose own are `there`: ours by their names, zeros for missing biases."""
+    config, own = model.config, model.state_dict()
+    if config.position_encoding == "paper":
+        own = {name: _sines_first(name, value) for name, value in own.items()}
+    own = {name.replace(".feed_forward.", "."): value for name, value in own.items()}
+    own["model.shared.weight"] = own["model.encoder.embed_tokens.weight"]
+    own["model.decoder.output_projection.weight"] = own["lm_head.weight"]
+    if config.output_bias:
+        own["final_logits_bias"] = own["lm_head.bias"][None]
+    tensors = {}
+    for name, value in there.items():
+        if name.removeprefix("model.") in POSITIONS:
+            stack = model.model.encoder if ".encoder." in name else model.model.decoder
+            tensors[name] = _table(own.get(name), stack, value) if kind.has_table else value
+        elif name in own:
+            tensors[name] = own[name]
+        elif name.endswith("bias"):
+            tensors[name] = torch.zeros_like(value)
+        else:
+            raise ConversionError(f"{kind.model.__name__} has {name}, and the model doesn't")
+    return tensors
+
+
+def _table(learned: Tensor | None, stack: Any, there: Tensor) -> Tensor:
+    """The positions of a stack as a trained table."""
+    return learned if learned is not None else sinusoidal_table(len(there), *stack.embed_positions.layout).to(there)
+
+
+def _sines_first(name: str, value: Tensor) -> Tensor:
+    """A tensor with the model's width in the order of Marian's table: even dimensions, then odd ones."""
+    last = name.split(".")[-2]
+    if last in ("embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "fc1"):  # which read the width, or are as wide
+        return torch.cat([value[:, ::2], value[:, 1::2]], dim=1) if value.dim() == 2 else value
+    return torch.cat([value[::2], value[1::2]])  # what writes it: out_proj, fc2 and LayerNorms
+
+
+def _generation_config(model: VanillaTransformerForConditionalGeneration) -> tuple[GenerationConfig, list[str]]:
+    """The settings of decoding that transformers itself has, and notes on the others."""
+    settings, plan = copy.deepcopy(model.generation_config), Plan.of({}, model.generation_config)
+    notes = []
+    for name in OPTIONS:
+        if hasattr(settings, name):
+            delattr(settings, name)
+    if isinstance(plan.length_penalty, GNMTLengthPenalty):
+        alpha = float(plan.length_penalty)
+        settings.length_penalty = round(alpha * TYPICAL_LENGTH / (TYPICAL_LENGTH + 5), 2)
+        notes.append(
+            f"length_penalty {settings.length_penalty} in place of gnmt_length_penalty {alpha}: another formula, which "
+            f"ranks alike near {TYPICAL_LENGTH} tokens"
+        )
+    if plan.limit[0] not in ("max_new_tokens", "max_length"):
+        settings.max_length = min(MAX_LENGTH, model.config.max_position_embeddings)
+        notes.append(f"outputs end at {settings.max_length} tokens, however long the source is")
+    settings.forced_eos_token_id = None
+    return settings, notes
+
+
+def _difference(model: VanillaTransformerForConditionalGeneration, stock: PreTrainedModel) -> float:
+    """Compares logits of random tokens in float32: the largest difference, as a part of the largest logit."""
+    exact, config = copy.deepcopy(model).cpu().float(), model.config
+    generator = torch.Generator().manual_seed(0)
+    length = min(40, config.max_position_embeddings)
+    sizes = {"input_ids": config.vocab_size, "decoder_input_ids": config.decoder_vocab_size or config.vocab_size}
+    inputs = {name: torch.randint(FIRST_TOKEN, size, (4, length), generator=generator) for name, size in sizes.items()}
+    inputs["attention_mask"] = (torch.arange(length) < torch.tensor([[length], [1], [length // 2], [3]])).long()
+    # With a cache, FSMT has no causal mask.
+    ours, theirs = (one.eval()(**inputs, use_cache=False).logits for one in (exact, stock))
+    difference = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1.0))
+    if not difference <= TOLERANCE:
+        raise ConversionError(
+            f"the logits of the exported model differ by {difference:.1e} of the largest; report this"
+        )
+    return difference
+
+
+# ---- Tokenizer ----
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses a tokenizer that is more than a tokenizer.json and isn't Marian's."""
+    is_file = isinstance(tokenizer, PreTrainedTokenizerFast) and not getattr(tokenizer, "separate_vocabs", False)
+    if type(tokenizer) is not MarianTokenizer and not is_file:
+        raise ConversionError(
+            f"its tokenizer, {type(tokenizer).__name__}, is code of this package that plain transformers doesn't have; "
+            "publish the checkpoint as it is"
+        )
+
+
+def _write_tokenizer(tokenizer: Any, folder: Path, longest: int) -> None:
+    """Writes a tokenizer by the names that transformers 5 and 4.57 know."""
+    if type(tokenizer) is MarianTokenizer:
+        tokenizer.save_pretrained(folder)
+        return
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # without padding and truncation of a last call
+    backend.no_padding()
+    backend.no_truncation()
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **{name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
+        "model_input_names": ["input_ids", "attention_mask"],
+        "split_special_tokens": tokenizer.split_special_tokens,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": min(tokenizer.model_max_length, longest),
+    }
+    text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")

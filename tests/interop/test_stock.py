@@ -1,0 +1,165 @@
+"""Models as classes of transformers' own: the same logits and outputs, where this package doesn't exist."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
+
+from hf_vanilla_transformer import (
+    DictionaryTokenizer,
+    Translator,
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizerFast,
+    cli,
+)
+from hf_vanilla_transformer.data.symbols import train_tokenizer
+from hf_vanilla_transformer.interop import stock
+from hf_vanilla_transformer.interop.conversion import ConversionError
+
+TEXTS = ["half past nine", "halb zehn", "the fourth of May", "der vierte Mai", "two euros", "zwei Euro </s> <pad>"]
+SIZES = {
+    "d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 20, "max_position_embeddings": 64,
+}  # fmt: skip
+PRE = {"norm_position": "pre", "final_layer_norm": True}
+# Fields of a configuration -> the class.
+KINDS = [
+    ({}, "MarianMTModel"),
+    ({"position_encoding": "marian", "attention_bias": True, "output_bias": True}, "MarianMTModel"),
+    ({"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}, "MarianMTModel"),
+    ({"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 290}, "MarianMTModel"),
+    ({"position_encoding": "fairseq"}, "FSMTForConditionalGeneration"),
+    (PRE, "PegasusForConditionalGeneration"),
+    ({**PRE, "position_encoding": "learned", "output_bias": True}, "BlenderbotForConditionalGeneration"),
+    ({**PRE, "position_encoding": "tensor2tensor", "tie_word_embeddings": False}, "BlenderbotForConditionalGeneration"),
+    ({**PRE, "position_encoding": "fairseq", "attention_bias": True}, "M2M100ForConditionalGeneration"),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return VanillaTransformerTokenizerFast.train_from_iterator(TEXTS, vocab_size=300, show_progress=False)
+
+
+def model_of(tokenizer, **fields) -> VanillaTransformerForConditionalGeneration:
+    torch.manual_seed(1)
+    config = VanillaTransformerConfig(**{"vocab_size": len(tokenizer), **SIZES, **fields})
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+@pytest.mark.parametrize(("fields", "name"), KINDS)
+def test_logits_and_outputs_are_the_models(fields, name, tokenizer, tmp_path):
+    model = model_of(tokenizer, **fields)
+    notes = stock.export(model, tokenizer, tmp_path)
+    assert notes[0].startswith(f"it is a {name}")
+    own = AutoTokenizer.from_pretrained(tmp_path)
+    assert own(TEXTS)["input_ids"] == tokenizer(TEXTS)["input_ids"]
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
+    assert type(again).__name__ == name
+    again.save_pretrained(tmp_path / "again")  # what others do with it
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again").eval()
+    batch = own(TEXTS, padding=True, return_tensors="pt")
+    decoder = torch.randint(3, 250, (len(TEXTS), 9))
+    ours, theirs = (one(**batch, decoder_input_ids=decoder, use_cache=False).logits for one in (model, again))
+    torch.testing.assert_close(theirs, ours, atol=1e-4 * float(ours.abs().max()), rtol=0)
+    model.generation_config.gnmt_length_penalty = None
+    for options in ({"num_beams": 1}, {"num_beams": 4, "length_penalty": 0.0, "early_stopping": True}):
+        options |= {"max_new_tokens": 12, "do_sample": False}
+        assert torch.equal(again.generate(**batch, **options), model.generate(**batch, **options))
+
+
+def test_the_command_and_plain_transformers(tiny_checkpoint, tmp_path, capsys):
+    """In a process that can't import the package, by what the folder says: its limit, its beams."""
+    assert cli.main(["export", "--model", str(tiny_checkpoint), "--to", "stock", "--output", str(tmp_path / "it")]) == 0
+    assert "it is a MarianMTModel: AutoModelForSeq2SeqLM and AutoTokenizer open it" in capsys.readouterr().out
+    program = """
+import json, sys
+sys.modules["hf_vanilla_transformer"] = None
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+tokenizer, model = (one.from_pretrained(sys.argv[1]) for one in (AutoTokenizer, AutoModelForSeq2SeqLM))
+batch = tokenizer(["half past nine", "it costs two hundred"], padding=True, return_tensors="pt")
+ids = model.generate(**batch, num_beams=1, early_stopping=False, max_new_tokens=9)
+print(json.dumps([type(model).__name__, tokenizer.batch_decode(ids, skip_special_tokens=True)]))
+"""
+    command = [sys.executable, "-c", program, tmp_path / "it"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    translator = Translator(tiny_checkpoint)
+    expected = translator(
+        ["half past nine", "it costs two hundred"], num_beams=1, early_stopping=False, max_new_tokens=9
+    )
+    assert json.loads(done.stdout) == ["MarianMTModel", expected]
+    settings = json.loads((tmp_path / "it" / "generation_config.json").read_text())
+    assert settings["max_length"] == 512
+    assert settings["length_penalty"] == 0.48
+    assert not {"gnmt_length_penalty", "max_extra_length"} & settings.keys()
+    assert json.loads((tmp_path / "it" / "tokenizer_config.json").read_text())["tokenizer_class"] == (
+        "PreTrainedTokenizerFast"
+    )
+
+
+def test_it_trains_on(tokenizer, tmp_path):
+    model = model_of(tokenizer)
+    stock.export(model, tokenizer, tmp_path)
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    rows = [tokenizer(text, text_target=text) for text in TEXTS]
+    batch = DataCollatorForSeq2Seq(AutoTokenizer.from_pretrained(tmp_path), model=again)(rows)
+    ours = model(**{name: batch[name] for name in ("input_ids", "attention_mask", "labels")})
+    theirs = again.eval()(**batch)
+    assert theirs.loss.item() == pytest.approx(ours.loss.item(), abs=1e-4)
+    theirs.loss.backward()
+    assert all(p.grad is not None for name, p in again.named_parameters() if "embed_positions" not in name)
+
+
+def test_symbols_stay(tmp_path):
+    pairs = [{"source": "a b", "target": "x t͡ɕ"}]
+    tokenizer = train_tokenizer(pairs, ["words"])
+    stock.export(model_of(tokenizer), tokenizer, tmp_path)
+    own = AutoTokenizer.from_pretrained(tmp_path)
+    assert own("a  t͡ɕ Q </s>")["input_ids"] == tokenizer("a  t͡ɕ Q </s>")["input_ids"]
+    assert own.unk_token == "<unk>"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"position_encoding": "learned"}, "no class of transformers has norm_position 'post' without final norms and"),
+        ({"norm_position": "pre"}, "norm_position 'pre' without final norms"),
+        ({"final_layer_norm": True}, "norm_position 'post' with final norms"),
+        ({"head_dim": 4}, "MarianMTModel has no place for head_dim or value_head_dim other than d_model / heads"),
+        ({**PRE, "position_encoding": "fairseq", "output_bias": True}, "M2M100.* has no place for output_bias"),
+        ({**PRE, "share_encoder_decoder_embeddings": False}, "Pegasus.* share_encoder_decoder_embeddings false"),
+        ({"d_model": 15, "encoder_attention_heads": 1, "decoder_attention_heads": 1}, "an odd d_model"),
+    ],
+)
+def test_what_no_class_can_be_is_refused(fields, message, tokenizer, tmp_path):
+    with pytest.raises(ConversionError, match=message):
+        stock.export(model_of(tokenizer, **fields), tokenizer, tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_tokenizers_of_this_package_are_refused(tmp_path):
+    pairs = [{"source": "a b", "target": "x"}]
+    two = train_tokenizer(pairs, ["characters", "words"])
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "a"]
+    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    words = DictionaryTokenizer(
+        segmentation={side: {"tokens": tokens, "level": "word"} for side in ("source", "target")}, **special
+    )
+    for tokenizer in (two, words):
+        with pytest.raises(ConversionError, match=f"{type(tokenizer).__name__}, is code of this package"):
+            stock.export(model_of(two), tokenizer, tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_wrong_table_would_be_noticed(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(stock, "_sines_first", lambda name, value: value)
+    with pytest.raises(ConversionError, match=r"the logits of the exported model differ by .* of the largest"):
+        stock.export(model_of(tokenizer), tokenizer, tmp_path)
