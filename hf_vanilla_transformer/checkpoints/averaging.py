@@ -11,7 +11,7 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import named
+from ..errors import CheckpointError, named
 from .completeness import SAFETENSORS, damage_of
 from .files import check_links, new_folder
 from .loading import VOCABULARY_FILES, load_model, read_json, tensors_in
@@ -53,16 +53,16 @@ def average_checkpoints(
         trust_remote_code: Whether code that comes with the last checkpoint may run, to check its weights.
 
     Raises:
-        ValueError: A checkpoint is damaged, given twice or unlike the first (tensors, architecture or vocabulary); one
-            of its files is a link to a file elsewhere; weights are not those of the configuration's model, or not
-            finite; or `output` exists.
+        CheckpointError: A checkpoint is damaged, given twice or unlike the first (tensors, architecture or vocabulary);
+            weights are not those of the configuration's model, or not finite; or `output` exists.
+        LinkError: One of their files is a link to a file elsewhere.
         OSError: The output can't be written; an old one is as it was.
     """
     output = Path(os.path.realpath(output))
     _check_output(output, overwrite, checkpoints)
     _check_complete(checkpoints)
     if output in (checkpoint.resolve() for checkpoint in checkpoints):
-        raise ValueError(f"{output} is one of the checkpoints; choose another output")
+        raise CheckpointError(f"{output} is one of the checkpoints; choose another output")
     for checkpoint in checkpoints[1:]:
         _check_alike(checkpoints[0], checkpoint)
     load_model(checkpoints[-1], trust_remote_code=trust_remote_code)  # checks that the model has these weights
@@ -82,7 +82,7 @@ def _check_output(output: Path, overwrite: bool, checkpoints: Sequence[Path]) ->
     if not output.exists():
         return
     if not overwrite:
-        raise ValueError(f"{output} exists; choose another output, or ask to overwrite it")
+        raise CheckpointError(f"{output} exists; choose another output, or ask to overwrite it")
     # A run's folder is a saved model too, but it contains checkpoints, and these contain a training's state.
     known = {*CARRIED_FILES, SAFETENSORS, f"{SAFETENSORS}.index.json", *REPORT_FILES} - {"*.py"}
     known |= {file.name for file in _files(checkpoints[-1], ["*.py"])} if checkpoints else set()
@@ -90,14 +90,14 @@ def _check_output(output: Path, overwrite: bool, checkpoints: Sequence[Path]) ->
     others = sorted(entry.name for entry in entries if entry.is_dir() or not any(map(entry.match, known)))
     if others or (entries and not (output / "config.json").is_file()):
         found = f"it contains {others[0]}" if others else "it has no config.json"
-        raise ValueError(f"{output} is not just a saved model ({found}), so it stays; choose another output")
+        raise CheckpointError(f"{output} is not just a saved model ({found}), so it stays; choose another output")
 
 
 def mean_of(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
     """Returns the mean of each tensor over checkpoints of one architecture: name -> mean, in its shape and dtype.
 
     Raises:
-        ValueError: An integer tensor differs, or a tensor isn't finite.
+        CheckpointError: An integer tensor differs, or a tensor isn't finite.
     """
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
@@ -106,7 +106,7 @@ def mean_of(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
             wide = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
             values = tensor.to(wide, copy=True)  # a copy, as the file's memory is unmapped
             if not values.isfinite().all():
-                raise ValueError(
+                raise CheckpointError(
                     f"{checkpoint}: {name} contains NaN or infinity, as the training diverged; leave it out"
                 )
             if name not in sums:
@@ -114,7 +114,7 @@ def mean_of(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
             elif tensor.is_floating_point():
                 sums[name] += values
             elif not torch.equal(sums[name], tensor):
-                raise ValueError(f"{checkpoint}: {name} is {tensor.dtype} and differs from {checkpoints[0]}'s")
+                raise CheckpointError(f"{checkpoint}: {name} is {tensor.dtype} and differs from {checkpoints[0]}'s")
     for name, dtype in dtypes.items():
         if dtype.is_floating_point:
             sums[name] = sums[name].div_(len(checkpoints)).to(dtype)
@@ -135,16 +135,16 @@ def _tensors(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
 def _check_complete(checkpoints: Sequence[Path]) -> None:
     """Checks that there are checkpoints, each of them once, with files of their own that are undamaged."""
     if not checkpoints:
-        raise ValueError("there are no checkpoints to average; give at least one")
+        raise CheckpointError("there are no checkpoints to average; give at least one")
     resolved = [checkpoint.resolve() for checkpoint in checkpoints]
     for checkpoint in checkpoints:
         if resolved.count(checkpoint.resolve()) > 1:
-            raise ValueError(f"{checkpoint} is given twice; it would count double")
+            raise CheckpointError(f"{checkpoint} is given twice; it would count double")
         # The average would contain files from elsewhere.
         check_links(checkpoint, _files(checkpoint, (SAFETENSORS, *CARRIED_FILES)), in_cache=True)
     damages = {checkpoint: damage_of(checkpoint, to_resume=False) for checkpoint in checkpoints}
     if damaged := "; ".join(f"{checkpoint}: {damage}" for checkpoint, damage in damages.items() if damage):
-        raise ValueError(f"damaged checkpoints can't be averaged; leave them out ({damaged})")
+        raise CheckpointError(f"damaged checkpoints can't be averaged; leave them out ({damaged})")
 
 
 def _files(checkpoint: Path, patterns: Iterable[str]) -> list[Path]:
@@ -156,7 +156,7 @@ def _check_alike(first: Path, other: Path) -> None:
     for what, read in (("tensors", _shapes), ("config.json", _architecture), ("tokenizer", _vocabulary)):
         mine, others = read(first), read(other)
         if names := [name for name in mine.keys() | others.keys() if mine.get(name) != others.get(name)]:
-            raise ValueError(
+            raise CheckpointError(
                 f"the {what} of {other} and {first.name} differ in {named(names)}; average checkpoints of one run"
             )
 

@@ -59,15 +59,15 @@ def last_complete_checkpoints(run: Path, number: int, *, to_resume: bool = True)
     """Returns the last `number` complete checkpoints of a run, oldest first; others as for `complete_checkpoints`.
 
     Raises:
-        ValueError: There are fewer.
+        CheckpointError: There are fewer.
     """
     newest = list(islice(complete_checkpoints(run, to_resume=to_resume), number))
     if not newest:
-        raise ValueError(f"{run} has no complete checkpoint; give a training's output folder, with checkpoint-N in it")
+        raise CheckpointError(f"{run} has no complete checkpoint; give a training's folder, with checkpoint-N in it")
     if len(newest) < number:
         names = ", ".join(checkpoint.name for checkpoint in reversed(newest))
         complete = f"{len(newest)} complete checkpoint{'s' if newest[1:] else ''}"
-        raise ValueError(f"{run} has {complete}, not {number} ({names}); ask for fewer")
+        raise CheckpointError(f"{run} has {complete}, not {number} ({names}); ask for fewer")
     return newest[::-1]
 
 

@@ -234,9 +234,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
             fewer than the model, or the model was trained with another one.
     """
     for token in ("pad_token_id", "eos_token_id"):
-        own, wanted = getattr(tokenizer, token, None), getattr(config, token, None)
-        wanted = wanted if isinstance(wanted, list) else [wanted]
-        if own is not None and None not in wanted and own not in wanted:
+        own, wanted = getattr(tokenizer, token, None), as_list(getattr(config, token, None))
+        if own is not None and wanted and own not in wanted:
             raise CheckpointError(
                 f"{name}: the tokenizer's {token} is {own} and the model's {wanted[0]}; use the tokenizer that the "
                 "model was trained with"

@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import first_line
 from .common import UsageError, positive, show
 
 LAST = 5  # the paper's base model; 20 for its big one
@@ -49,16 +48,13 @@ def _average(arguments: argparse.Namespace) -> None:
     from ..checkpoints.completeness import last_complete_checkpoints
 
     logging.disable_progress_bar()
-    try:
-        checkpoints = arguments.checkpoints or last_complete_checkpoints(
-            arguments.run_folder, arguments.last or LAST, to_resume=False
-        )
-        logging.set_verbosity_error()  # warnings of skipped checkpoints have been shown; the rest is in the error
-        average_checkpoints(
-            checkpoints, output, overwrite=arguments.overwrite, trust_remote_code=arguments.trust_remote_code
-        )
-    except ValueError as error:
-        raise UsageError(first_line(error)) from error
+    checkpoints = arguments.checkpoints or last_complete_checkpoints(
+        arguments.run_folder, arguments.last or LAST, to_resume=False
+    )
+    logging.set_verbosity_error()  # warnings of skipped checkpoints have been shown; the rest is in the error
+    average_checkpoints(
+        checkpoints, output, overwrite=arguments.overwrite, trust_remote_code=arguments.trust_remote_code
+    )
     show(f"averaged {_named(checkpoints)} into {output}")
 
 

@@ -1,6 +1,7 @@
 """`vanilla-transformer card`."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,8 +72,6 @@ def _card(arguments: argparse.Namespace) -> None:
 
 def _completed(facts: "RunFacts", arguments: argparse.Namespace) -> "RunFacts":
     """Replaces facts by the user's options."""
-    from dataclasses import replace
-
     given = {
         "name": arguments.name,
         "title": arguments.title,

@@ -32,18 +32,16 @@ class RunError(Exception):
 
 
 # ---- Arguments ----
+def natural(text: str, least: int = 0) -> int:
+    """Parses an integer of at least 0, or of at least another number; a type for argparse."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {least}")
+    return int(text)
+
+
 def positive(text: str) -> int:
     """Parses an integer of at least 1; a type for argparse."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
-    return int(text)
-
-
-def natural(text: str) -> int:
-    """Parses an integer of at least 0; a type for argparse."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
-    return int(text)
+    return natural(text, least=1)
 
 
 def port_number(text: str) -> int:
@@ -253,6 +251,18 @@ def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run code that comes with the model; only if you trust it"
+    )
+
+
+def add_host(parser: argparse.ArgumentParser, what: str) -> None:
+    """Declares --host, the address that a server listens on; `what` it serves, for the help."""
+    parser.add_argument(
+        "--host",
+        type=host_name,
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on (default: 127.0.0.1, this machine alone); 0.0.0.0: every computer that reaches this "
+        f"machine can use the {what}",
     )
 
 

@@ -9,9 +9,9 @@ from .common import (
     PROGRAM,
     UsageError,
     add_compute_type,
+    add_host,
     add_loading_arguments,
     check_model_name,
-    host_name,
     import_extra,
     in_url,
     is_this_machine,
@@ -30,14 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=port_number, metavar="N", help="port of the page (default: the first that is free from 7860 on)"
     )
-    parser.add_argument(
-        "--host",
-        type=host_name,
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="address to listen on (default: 127.0.0.1, this machine alone); 0.0.0.0: every computer that reaches this "
-        "machine can use the page",
-    )
+    add_host(parser, "page")
     add_loading_arguments(parser)
     add_compute_type(parser)
     parser.set_defaults(run=_demo)

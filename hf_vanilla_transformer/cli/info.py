@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import platform
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -42,13 +41,9 @@ def _info(arguments: argparse.Namespace) -> None:
 
 def _show_checkpoint(name: str, as_json: bool) -> None:
     """Prints the description of a checkpoint; fails at the end if its parts don't belong together."""
-    if not os.path.isdir(name):
-        check_model_name(name)
-
-    from ..checkpoints.kinds import check_kind
+    check_model_name(name)
     from ..hub.description import describe
 
-    check_kind(name)
     set_up_transformers()
     found = describe(name)
     values = {"total": found.total, **asdict(found)}

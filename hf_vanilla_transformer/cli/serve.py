@@ -17,10 +17,10 @@ from .common import (
     UsageError,
     add_backend,
     add_compute_type,
+    add_host,
     add_loading_arguments,
     add_ray,
     check_model_name,
-    host_name,
     import_extra,
     in_url,
     is_this_machine,
@@ -53,14 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--languages", nargs="+", default=[], metavar="PAIR", help="what a single model translates: en-de"
     )
-    parser.add_argument(
-        "--host",
-        type=host_name,
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="address to listen on (default: 127.0.0.1, this machine alone); 0.0.0.0: every computer that reaches this "
-        "machine",
-    )
+    add_host(parser, "service")
     parser.add_argument("--port", type=port_number, default=5000, metavar="N", help="port (default: 5000)")
     parser.add_argument(
         "--api-key",

@@ -65,7 +65,16 @@ def describe(name: str) -> Description:
         CheckpointError: It is no checkpoint of this package's models, or a file is damaged.
         HubError: The Hub has no such model, or it can't be reached.
     """
-    folder, tensors = _opened(name)
+    folder, tensors = (Path(name), None) if Path(name).is_dir() else without_weights(name)
+    check_kind(folder)
+    kind = read_json(folder / CONFIG).get("model_type")
+    if kind != MODEL_TYPE:
+        raise CheckpointError(
+            f"{name} is a model of type {kind!r}, and only models of this package are described; `vanilla-transformer "
+            "convert` converts a Marian model"
+        )
+    if tensors is None:
+        tensors = {key: entry for key, (_, entry) in tensors_in(folder).items()}
     config = load_config(folder)
     tokenizer, problems = _tokenizer(folder, config)
     return Description(
@@ -78,28 +87,6 @@ def describe(name: str) -> Description:
         decoding=_decoding(folder),
         problems=problems,
     )
-
-
-def _opened(name: str) -> tuple[Path, dict[str, tuple[str, list[int]]]]:
-    """Returns the folder of a checkpoint's files, and its tensors' types and shapes by name."""
-    folder = Path(name)
-    if not folder.is_dir():
-        folder, tensors = without_weights(name)
-        _check_kind(folder, name)
-        return folder, tensors
-    _check_kind(folder, name)
-    return folder, {key: entry for key, (_, entry) in tensors_in(folder).items()}
-
-
-def _check_kind(folder: Path, name: str) -> None:
-    """Refuses folders that aren't checkpoints of this package's models, and says what they are."""
-    check_kind(folder)
-    kind = read_json(folder / CONFIG).get("model_type")
-    if kind != MODEL_TYPE:
-        raise CheckpointError(
-            f"{name} is a model of type {kind!r}, and only models of this package are described; `vanilla-transformer "
-            "convert` converts a Marian model"
-        )
 
 
 def _parts(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, int]:

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
@@ -54,11 +54,9 @@ class Upload:
 
     folder: Path
     names: Sequence[str]  # of files that are sent as they are
-    changed: Mapping[str, bytes] = field(
-        default_factory=dict
-    )  # name -> content of files that differ from the folder's, or that it lacks
-    left_out: Sequence[str] = ()  # files of the folder that aren't sent
-    notes: Sequence[str] = ()  # what the user should know
+    changed: Mapping[str, bytes]  # name -> content of files that differ from the folder's, or that it lacks
+    left_out: Sequence[str]  # files of the folder that aren't sent
+    notes: Sequence[str]  # what the user should know
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -477,14 +477,10 @@ def _rules(ours: str, theirs: str | float, number: int) -> Iterable[Rule]:
     for kind in [""] if ours.endswith(KINDS) else [f".{kind}" for kind in KINDS]:
         own = tuple(f"{name}{kind}" for name in variants(ours.replace("*", str(number))))
         if isinstance(theirs, str):
-            yield Rule(own, tuple(f"{name}{kind}" for name in variants(NUMBER.sub(_evaluated(number), theirs))))
+            there = NUMBER.sub(lambda found: str(int(found[1] or 1) * number + int(found[2] or 0)), theirs)
+            yield Rule(own, tuple(f"{name}{kind}" for name in variants(there)))
         else:
             yield Rule(own, (), theirs)
-
-
-def _evaluated(number: int) -> Callable[[re.Match[str]], str]:
-    """Returns what puts a layer's number in place of "*" or "{2n+1}"."""
-    return lambda found: str(number if found[0] == "*" else int(found[1] or 1) * number + int(found[2] or 0))
 
 
 def variants(name: str) -> list[str]:

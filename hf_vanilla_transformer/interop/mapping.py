@@ -80,8 +80,12 @@ def read_mapping(source: str | Path) -> Layout:
     """
     entries = _entries(source)
     names, config = entries["names"], {"bos_token_id": None, **entries.get("config", {})}
+    # Several parameters are one of their tensors.
+    is_stacked = any(
+        isinstance(name, str) and len(variants(ours)) > len(variants(name)) for ours, name in names.items()
+    )
     for name, values in CHOICES.items():
-        is_needed = name != "stacking" or any(_is_stacked(ours, theirs) for ours, theirs in names.items())
+        is_needed = name != "stacking" or is_stacked
         if is_needed and entries.get(name) not in values:
             given = repr(entries[name]) if name in entries else "missing"
             raise ConversionError(
@@ -104,11 +108,6 @@ def read_mapping(source: str | Path) -> Layout:
         unbiased_norm=entries["layer_norm"] == "unbiased",
         first_position=entries.get("first_position"),
     )
-
-
-def _is_stacked(ours: str, theirs: str | float) -> bool:
-    """Tells whether several parameters are one of their tensors."""
-    return isinstance(theirs, str) and len(variants(ours)) > len(variants(theirs))
 
 
 def read_names(source: str | Path) -> dict[str, str | float]:

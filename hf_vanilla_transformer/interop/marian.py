@@ -138,14 +138,6 @@ def _folder_of(source: str, revision: str | None, token: str | bool | None, loca
     return folder
 
 
-def _check_system(folder: Path) -> None:
-    """Raises `ConversionError` if config.json is missing, damaged, or another system's."""
-    system = read_json(folder / "config.json").get("model_type")
-    if system != "marian":
-        reason = REFUSED.get(str(system), "it is not of Marian's architecture")
-        raise ConversionError(f"{folder} has a model of the type {system!r}: {reason}")
-
-
 # ---- Tokenizer ----
 def opus_mt_tokenizer(folder: Path) -> MarianTokenizer:
     """Opens the MarianTokenizer of a folder: source.spm, target.spm and vocab.json, and target_vocab.json for a second.
@@ -190,7 +182,10 @@ def _load(
 ) -> tuple[VanillaTransformerForConditionalGeneration, MarianTokenizer | None]:
     """Makes model and tokenizer of the files in a folder; `source` is what the user calls it."""
     try:
-        _check_system(folder)
+        system = read_json(folder / "config.json").get("model_type")
+        if system != "marian":
+            reason = REFUSED.get(str(system), "it is not of Marian's architecture")
+            raise ConversionError(f"{folder} has a model of the type {system!r}: {reason}")
         tokenizer, marian = opus_mt_tokenizer(folder) if with_tokenizer else None, load_model(folder)
         model = _build(marian.config, marian.state_dict(), marian.generation_config)
         if tokenizer is not None:

@@ -63,25 +63,26 @@ def export(
         Notes for the user.
 
     Raises:
-        ConversionError: It isn't of this package, torch.onnx can't express it, or onnxruntime computes something else.
+        ConversionError: It is quantized, torch.onnx can't express it, or onnxruntime computes something else.
         OSError: The folder can't be written.
     """
-    if type(model) is not VanillaTransformerForConditionalGeneration:
-        raise ConversionError(
-            f"{type(model).__name__} can't be exported; only VanillaTransformerForConditionalGeneration can"
-        )
     if getattr(model, "is_quantized", False):
         raise ConversionError("its weights are quantized; export the original")
     check_savable(model.generation_config)
     exact = copy.deepcopy(model).cpu().float().eval()
     exact.set_attn_implementation("eager")
     expected = [_logits(exact, sizes) for sizes in COMPARED]
-    _prepare(exact)
+    for stack in (exact.model.encoder, exact.model.decoder):
+        if isinstance(stack.embed_positions, SinusoidalPositions):
+            stack.embed_positions = Sinusoids(stack.embed_positions.layout)
     with _quiet():
         for name, module, arguments, axes, outputs in graphs_of(exact):
             _write(folder / f"{name}.onnx", module, arguments, axes, outputs)
         found = [_logits_of_graphs(exact, sizes, folder) for sizes in COMPARED]
-        differences = [_difference(a, b) for a, b in zip(found, expected, strict=True)]
+        differences = [
+            ((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1)).item()
+            for ours, theirs in zip(found, expected, strict=True)
+        ]
         if not all(one <= TOLERANCE for one in differences):  # NaN isn't either
             raise ConversionError(f"onnxruntime's logits differ from the model's by {differences} of the largest")
     model.config.save_pretrained(folder)
@@ -144,13 +145,6 @@ class DecoderWithPast(Decoder):
         layers = output.past_key_values.self_attention_cache.layers
         tensors = (tensor for layer in layers for tensor in (layer.keys, layer.values))
         return self.lm_head(output.last_hidden_state), *tensors
-
-
-def _prepare(model: VanillaTransformerForConditionalGeneration) -> None:
-    """Replaces tables of sinusoids."""
-    for stack in (model.model.encoder, model.model.decoder):
-        if isinstance(stack.embed_positions, SinusoidalPositions):
-            stack.embed_positions = Sinusoids(stack.embed_positions.layout)  # type: ignore[assignment]
 
 
 # ---- Tracing ----
@@ -237,10 +231,6 @@ def _logits_of_graphs(model: VanillaTransformerForConditionalGeneration, sizes: 
     past = {name.replace("present", "past_key_values"): value for name, value in one.items() if name != "logits"}
     two = run(DECODER_WITH_PAST, encoder_attention_mask=mask, input_ids=more, **past)
     return torch.cat([torch.from_numpy(output["logits"]) for output in (one, two)], dim=1)
-
-
-def _difference(found: Tensor, expected: Tensor) -> float:
-    return ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
 
 
 def _notes(model: VanillaTransformerForConditionalGeneration, difference: float) -> list[str]:

@@ -29,8 +29,6 @@ OWN_NAMES = {
 TORCH = Layout({**read_names("torch"), **OWN_NAMES})
 # Biases that torch.nn.Transformer always has.
 ATTENTION_BIASES = ("*.in_proj_bias", "*_attn.out_proj.bias")
-# Numbers that it has for both stacks together.
-OF_BOTH = ("attention_heads", "ffn_dim")
 
 
 def export(
@@ -96,7 +94,7 @@ def _arguments(config: VanillaTransformerConfig) -> dict[str, Any]:
 
 def _check(config: VanillaTransformerConfig) -> None:
     """Refuses a model that torch.nn.Transformer can't express."""
-    for field in OF_BOTH:
+    for field in ("attention_heads", "ffn_dim"):
         encoder, decoder = (getattr(config, f"{stack}_{field}") for stack in ("encoder", "decoder"))
         if encoder != decoder:
             raise ConversionError(

@@ -52,10 +52,7 @@ def plot_attention(
     maps = _checked_weights(weights, source_pieces, target_pieces)
     if heads not in ("all", "mean"):
         raise ValueError(f'heads={heads!r}; choose "all" for one map per head or "mean" for their average')
-    if heads == "mean":
-        names, maps = [f"mean of {len(maps)} heads"], maps.mean(axis=0, keepdims=True)
-    else:
-        names = [f"head {number}" for number in range(1, len(maps) + 1)]
+    maps, names = _of_heads(maps, heads)
     return _draw(maps, names, source_pieces, target_pieces, title, labels)
 
 
@@ -81,14 +78,9 @@ def draw_attention(
     for unit, number, count in (("layer", layer, weights.shape[0]), ("head", heads, weights.shape[1])):
         if isinstance(number, int) and not 1 <= number <= count:
             raise ValueError(f"{unit} {number} doesn't exist: the {name.lower()} has {unit}s 1 to {count}")
-    chosen = weights if layer == "all" else weights[layer - 1 : layer]  # (layers, heads, T, S)
+    maps, of_heads = _of_heads(weights.numpy(), heads)  # (layers, heads, T, S)
+    maps = maps if layer == "all" else maps[layer - 1 : layer]
     of_layers = [f"layer {number}" for number in range(1, len(weights) + 1)]
-    if heads == "all":
-        of_heads = [f"head {number}" for number in range(1, weights.shape[1] + 1)]
-    elif heads == "mean":
-        chosen, of_heads = chosen.mean(dim=1, keepdim=True), [f"mean of {weights.shape[1]} heads"]
-    else:
-        chosen, of_heads = chosen[:, heads - 1 : heads], [f"head {heads} of {weights.shape[1]}"]
     if layer != "all":
         title, names = f"{name}, layer {layer} of {len(weights)}: {what}", of_heads
     elif len(of_heads) == 1:
@@ -98,7 +90,17 @@ def draw_attention(
             f"{name}, all layers and heads: {what}",
             [f"{one}, {two}" for one in of_layers for two in of_heads],
         )
-    return _draw(chosen.flatten(0, 1).numpy(), names, columns, rows, title, (keys, queries))
+    return _draw(maps.reshape(-1, *maps.shape[2:]), names, columns, rows, title, (keys, queries))
+
+
+def _of_heads(weights: Maps, heads: Choice) -> tuple[Maps, list[str]]:
+    """Returns the weights of all heads, of one or their mean, (..., heads, T, S), and the names of these maps."""
+    count = weights.shape[-3]
+    if heads == "all":
+        return weights, [f"head {number}" for number in range(1, count + 1)]
+    if heads == "mean":
+        return weights.mean(axis=-3, keepdims=True), [f"mean of {count} heads"]
+    return weights[..., heads - 1 : heads, :, :], [f"head {heads} of {count}"]
 
 
 def _draw(

@@ -34,7 +34,6 @@ WIDEST = 13.8  # inches: scaled down to 1,000 pixels, a letter of FONT_SIZE stil
 DPI = 120
 INCHES_PER_PIECE = 0.17  # so that neighbouring labels of FONT_SIZE don't touch
 LONGEST_LABEL = 18
-SUFFIXES = (".png", ".svg")
 # Okabe and Ito (2008): distinct with any kind of colour vision; without yellow: it is too light for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 2)))
@@ -55,17 +54,14 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, file: str | Path) -> None:
-    """Writes a figure as PNG or SVG, by the file's suffix. After an error there is no file.
+    """Writes a figure in the format of the file's suffix, such as PNG or SVG. After an error there is no file.
 
     Raises:
-        ValueError: The suffix is another one.
+        ValueError: matplotlib doesn't write files with this suffix.
         OSError: It can't be written.
     """
-    suffix = Path(file).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise ValueError(f"{file}: a plot is written as {' or '.join(SUFFIXES)}")
     with replacing(file) as temporary:
-        figure.savefig(temporary, format=suffix.strip("."), dpi=DPI)
+        figure.savefig(temporary, format=Path(file).suffix.lower().strip("."), dpi=DPI)
 
 
 def line_style(number: int) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 
 from ..translation.links import Linked, join_linked
 from ..translation.reading import Piece
@@ -107,16 +106,16 @@ class Batcher:
             QueueFullError: Too much waits.
             Exception: What the model raised for one of the pieces.
         """
-        divide = partial(self._divided, texts, source)
+
+        def divide() -> list[list[Piece]]:
+            return [self._divide(text, source) for text in texts]
+
         divided = await asyncio.to_thread(divide) if sum(map(len, texts)) > MANY_CHARACTERS else divide()
         if not (pieces := [piece for some in divided for piece in some]):
             return [[join_linked([], [])] for _ in texts]
         await self._translated(request := self._request(pieces, (n_best, target, linked)))
         rows = iter(request.results[number] for number in range(len(pieces)))
         return [_joined(some, [next(rows) for _ in some]) for some in divided]
-
-    def _divided(self, texts: Sequence[str], source: str) -> list[list[Piece]]:
-        return [self._divide(text, source) for text in texts]
 
     def _request(self, pieces: Sequence[Piece], options: Options) -> _Request:
         """Returns a request, unless too much waits."""

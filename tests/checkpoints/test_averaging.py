@@ -40,15 +40,11 @@ def float64_mean(checkpoints):
     return {name: np.mean([each[name].double().numpy() for each in weights], axis=0) for name in weights[0]}
 
 
-def change_weights(checkpoint, change):
+def change_weights(checkpoint, **tensors):
+    """Adds or replaces tensors; None removes one."""
     file = checkpoint / "model.safetensors"
-    weights = load_file(file)
-    change(weights)
+    weights = {name: value for name, value in {**load_file(file), **tensors}.items() if value is not None}
     save_file(weights, file, metadata={"format": "pt"})
-
-
-def replace_by(name, value):
-    return lambda weights: weights.update({name: value})
 
 
 def change_json(file, **fields):
@@ -70,7 +66,7 @@ def saved_as(checkpoints, folder, **options):
 # The mean
 
 
-@pytest.mark.parametrize("number", [2, 3, 4])
+@pytest.mark.parametrize("number", [1, 2, 4])
 def test_the_mean_in_float32_is_that_of_float64_within_its_bound(checkpoints, output, number):
     average_checkpoints(checkpoints[-number:], output)
     mean, expected = weights_of(output), float64_mean(checkpoints[-number:])
@@ -88,70 +84,46 @@ def test_the_mean_in_float32_is_that_of_float64_within_its_bound(checkpoints, ou
 def test_the_mean_of_half_precision_is_rounded_once(checkpoints, tmp_path, output, dtype):
     halves = saved_as(checkpoints, tmp_path / "half", dtype=dtype)
     average_checkpoints(halves, output)
-    expected = float64_mean(halves)
-    different = total = 0
-    for name, value in weights_of(output).items():
+    mean, expected = weights_of(output), float64_mean(halves)
+    assert mean.keys() == expected.keys()
+    for name, value in mean.items():
         assert value.dtype == dtype
-        rounded = torch.from_numpy(expected[name]).to(dtype)
-        different, total = different + (value != rounded).sum().item(), total + value.numel()
-    assert different == 0, f"{different} of {total}"  # their sums fit into float32's 24 bits
-    assert AutoModelForSeq2SeqLM.from_pretrained(output).dtype == dtype
+        assert torch.equal(value, torch.from_numpy(expected[name]).to(dtype))  # their sums fit into float32's 24 bits
+    model = AutoModelForSeq2SeqLM.from_pretrained(output)
+    assert model.dtype == dtype
+    assert model.lm_head.weight is model.model.encoder.embed_tokens.weight
 
 
 def test_the_mean_of_float64_is_not_rounded_to_float32(checkpoints):
     for step, checkpoint in enumerate(checkpoints):
-        extra = torch.tensor([1.0 + step * 2.0**-40], dtype=torch.float64)
-        change_weights(checkpoint, replace_by("extra", extra))
+        change_weights(checkpoint, extra=torch.tensor([1.0 + step * 2.0**-40], dtype=torch.float64))
     assert mean_of(checkpoints)["extra"].tolist() == [1.0 + 1.5 * 2.0**-40]
 
 
-def test_one_checkpoint_averages_to_itself(checkpoints, output):
-    average_checkpoints(checkpoints[-1:], output)
-    for name, value in weights_of(checkpoints[-1]).items():
-        assert torch.equal(weights_of(output)[name], value), name
+SIZES = {
+    "vocab_size": 20, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8,
+    "decoder_ffn_dim": 8, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+}  # fmt: skip
+UNTIED = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "decoder_vocab_size": 30}
+TOKENS = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "forced_eos_token_id": 1}
 
 
-def test_it_loads_and_computes_as_the_mean_does(checkpoints, output):
-    average_checkpoints(checkpoints, output)
-    model, expected = (AutoModelForSeq2SeqLM.from_pretrained(folder).eval() for folder in (output, checkpoints[0]))
-    mean = {name: torch.from_numpy(value).float() for name, value in float64_mean(checkpoints).items()}
-    expected.load_state_dict(mean, strict=False)
-    batch = AutoTokenizer.from_pretrained(output)(["twenty-one", "half past nine"], padding=True, return_tensors="pt")
-    labels = torch.tensor([[5, 6, 7], [8, 9, 2]])
-    with torch.no_grad():
-        torch.testing.assert_close(model(**batch, labels=labels).logits, expected(**batch, labels=labels).logits)
-    assert model.lm_head.weight is model.model.encoder.embed_tokens.weight
-    assert model.generate(**batch).shape[0] == 2
-
-
-def test_weights_that_are_not_tied_stay_so(tmp_path, output):
-    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    untied = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "decoder_vocab_size": 30}
-    config = VanillaTransformerConfig(vocab_size=20, **sizes, **heads, **untied)
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (VanillaTransformerForConditionalGeneration, VanillaTransformerConfig(**SIZES, **UNTIED)),
+        (MarianMTModel, MarianConfig(**SIZES, **TOKENS)),
+    ],
+)
+def test_weights_that_are_not_tied_and_models_of_transformers(tmp_path, output, kind, config):
     folders = [tmp_path / name for name in "ab"]
     for folder in folders:
-        VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
+        kind(config).save_pretrained(folder)
     average_checkpoints(folders, output)
-    model, expected = AutoModelForSeq2SeqLM.from_pretrained(output), float64_mean(folders)
-    for name in ("lm_head.weight", "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"):
-        np.testing.assert_allclose(model.state_dict()[name].numpy(), expected[name], rtol=1e-6, atol=1e-8)
-    assert model.lm_head.weight is not model.model.decoder.embed_tokens.weight
-
-
-def test_models_of_transformers_too(tmp_path, output):
-    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
-    config = MarianConfig(
-        vocab_size=20, **sizes, encoder_attention_heads=2, decoder_attention_heads=2, pad_token_id=0,
-        decoder_start_token_id=0, eos_token_id=1, forced_eos_token_id=1,
-    )  # fmt: skip
-    folders = [tmp_path / name for name in "ab"]
-    for folder in folders:
-        MarianMTModel(config).save_pretrained(folder)
-    average_checkpoints(folders, output)
-    model, expected = MarianMTModel.from_pretrained(output), float64_mean(folders)
+    weights, expected = kind.from_pretrained(output).state_dict(), float64_mean(folders)
+    assert ("lm_head.weight" in expected) == (kind is not MarianMTModel)
     for name, value in expected.items():
-        np.testing.assert_allclose(model.state_dict()[name].numpy(), value, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(weights[name].numpy(), value, rtol=1e-6, atol=1e-8)
 
 
 # Sharded
@@ -194,8 +166,8 @@ def test_configuration_tokenizer_and_code_are_the_last_checkpoints(checkpoints, 
 def test_the_tokenizer_of_a_converted_model(tmp_path, output):
     opus_mt_folder(tmp_path / "marian")
     convert(tmp_path / "marian", tmp_path / "opus")
-    average_checkpoints([tmp_path / "opus"], output)
-    tokenizer, own = (AutoTokenizer.from_pretrained(folder) for folder in (output, tmp_path / "opus"))
+    average_checkpoints([tmp_path / "opus"], output / "deep" / "down")  # the folders are made
+    tokenizer, own = (AutoTokenizer.from_pretrained(folder) for folder in (output / "deep" / "down", tmp_path / "opus"))
     assert tokenizer("half", text_target="halb") == own("half", text_target="halb")
 
 
@@ -211,13 +183,9 @@ def test_what_training_changes_may_differ(checkpoints, output):
 # What doesn't fit together
 
 
-def _remove(name):
-    return lambda checkpoint: change_weights(checkpoint, lambda weights: weights.pop(name))
-
-
 def _replace(name, change):
     return lambda checkpoint: change_weights(
-        checkpoint, lambda weights: weights.update({name: change(weights[name]).contiguous()})
+        checkpoint, **{name: change(load_file(checkpoint / "model.safetensors")[name]).contiguous()}
     )
 
 
@@ -227,8 +195,8 @@ NORM = "model.encoder.layers.0.self_attn_layer_norm.weight"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_remove(NORM), f"the tensors of .*checkpoint-3 and checkpoint-1 differ in {NORM}; average checkpoints of one"),
-        (lambda c: change_weights(c, lambda w: w.update(news=torch.ones(1))), "checkpoint-1 differ in news"),
+        (lambda c: change_weights(c, **{NORM: None}), f"the tensors of .*-3 and .*-1 differ in {NORM}; average ch"),
+        (lambda c: change_weights(c, news=torch.ones(1)), "checkpoint-1 differ in news"),
         (_replace(NORM, lambda w: w[:-1]), f"the tensors of .*checkpoint-1 differ in {NORM}"),
         (_replace(NORM, lambda w: w.half()), f"the tensors of .*checkpoint-1 differ in {NORM}"),
         (_replace(NORM, lambda w: w * float("nan")), f"checkpoint-3: {NORM} contains NaN or infinity"),
@@ -236,7 +204,6 @@ NORM = "model.encoder.layers.0.self_attn_layer_norm.weight"
         (lambda c: change_json(c / "config.json", norm_position="pre"), "config.json of .* differ in norm_position"),
         (lambda c: change_json(c / "tokenizer.json", version="2"), "tokenizer of .*-3 and .*-1 differ in tokenizer"),
         (lambda c: (c / "tokenizer.json").unlink(), "tokenizer of .*-3 and .*-1 differ in tokenizer"),
-        (lambda c: os.truncate(c / "model.safetensors", 999), "checkpoint-3: model.safetensors is cut short"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_by_name(checkpoints, output, change, message):
@@ -261,16 +228,16 @@ def test_none_or_one_twice(checkpoints, output):
 
 def test_integers_have_to_be_equal(checkpoints):
     for checkpoint in checkpoints:
-        change_weights(checkpoint, lambda weights: weights.update(counts=torch.tensor([2**40 + 1, 3])))
+        change_weights(checkpoint, counts=torch.tensor([2**40 + 1, 3]))
     assert mean_of(checkpoints)["counts"].tolist() == [2**40 + 1, 3]
-    change_weights(checkpoints[2], lambda weights: weights.update(counts=torch.tensor([2**40 + 1, 4])))
+    change_weights(checkpoints[2], counts=torch.tensor([2**40 + 1, 4]))
     with pytest.raises(ValueError, match=r"checkpoint-3: counts is torch.int64 and differs from .*checkpoint-1's"):
         mean_of(checkpoints)
 
 
 def test_weights_that_are_not_the_configurations(checkpoints, output):
     for checkpoint in checkpoints:
-        change_weights(checkpoint, lambda weights: weights.update(counts=torch.tensor([3])))
+        change_weights(checkpoint, counts=torch.tensor([3]))
     with pytest.raises(ValueError, match=r"checkpoint-4: the model has no counts"):
         average_checkpoints(checkpoints, output)
     assert not output.exists()
@@ -374,8 +341,3 @@ def test_a_rename_that_fails_restores_the_old_output(checkpoints, output, monkey
             average_checkpoints(checkpoints[:2], output, overwrite=True)
     assert contents(output) == old
     assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
-
-
-def test_folders_on_the_way_are_made(checkpoints, output):
-    average_checkpoints(checkpoints, output / "deep" / "down")
-    assert (output / "deep" / "down" / "model.safetensors").exists()

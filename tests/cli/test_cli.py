@@ -177,14 +177,14 @@ def test_ipv6_with_brackets_or_without(host):
 MODEL = "<the checkpoint>"
 
 
-@pytest.mark.parametrize("package", ["onnxruntime", "onnxscript"])
-def test_export_names_the_extra_that_it_needs(monkeypatch, package):
-    monkeypatch.delitem(sys.modules, "hf_vanilla_transformer.interop.onnx", raising=False)
+@pytest.mark.parametrize(
+    ("system", "package"), [("onnx", "onnxruntime"), ("onnx", "onnxscript"), ("ctranslate2", "ctranslate2")]
+)
+def test_export_names_the_extra_that_it_needs(monkeypatch, system, package):
+    monkeypatch.delitem(sys.modules, f"hf_vanilla_transformer.interop.{system}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(
-        UsageError, match=r"^--to onnx needs more packages .*: run pip install '.\[export\]' in a checkout"
-    ):
-        export._exporter("onnx")
+    with pytest.raises(UsageError, match=rf"^--to {system} needs more packages .*: run pip install '.\[export\]' in a"):
+        export._exporter(system)
 
 
 @pytest.mark.parametrize(

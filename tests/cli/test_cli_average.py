@@ -94,7 +94,7 @@ RUN = "<the run>"
     [
         ([], r"one of the arguments RUN --checkpoints is required \(see vanilla-transformer average --help\)"),
         (["/no/where"], "/no/where is not a folder; RUN must be"),
-        ([str(ROOT)], "has no complete checkpoint; give a training's output folder"),
+        ([str(ROOT)], "has no complete checkpoint; give a training's folder"),
         ([RUN, "--last", "7"], r"has 6 complete checkpoints, not 7 \(checkpoint-1, .*\); ask for fewer"),
         ([RUN, "--last", "0"], "--last: '0' is not an integer of at least 1"),
         ([RUN, "--checkpoints", f"{RUN}/checkpoint-1"], "--checkpoints: not allowed with argument RUN"),

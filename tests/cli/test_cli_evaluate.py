@@ -326,13 +326,11 @@ def test_translations_are_written_before_the_figures(run, monkeypatch):
         (["--output", "nowhere/new"], "--output nowhere/new can't be written: there is no folder nowhere; give"),
         (["--significance"], "--significance compares rows; give --model A B or two values"),
         (["--significance", "--length-penalty", "0", "1"], "4 sentences are too few to be resampled; give 10 or more"),
-        (["--n-best", "2", "--ensemble"], "--ensemble needs two models or more; give --model A B"),
         (["--length-penalty", "0", "1", "--output", "new"], "is for one model's translations; give a single --model"),
         (["--ensemble"], "--ensemble needs two models or more; give --model A B"),
         (["--tokenize", "moses"], "unknown tokenize='moses'; sacreBLEU has 'none'"),
         (["--bleu", "compound-split", "--tokenize", "char"], "tokenize='char' can't be combined with split compounds"),
         (["--length-penalty", "-1"], "--length-penalty: '-1' is not a number of at least 0"),
-        (["--outptu", "new"], "did you mean '--output'"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_one_line_before_a_model_is_loaded(run, monkeypatch, options, message):
@@ -355,12 +353,6 @@ def test_members_with_different_tokenizers_are_refused(run, checkpoints):
         "vanilla-transformer: error: .*averaged: model 2 has another tokenizer than model 1; .*\n",
         err,
     )
-
-
-def test_a_length_penalty_without_beams(run):
-    code, _, err = run("--greedy", "--length-penalty", 0.6)
-    assert (code, err.count("\n")) == (2, 1)
-    assert "--length-penalty only applies to beam search; leave it out, or give --num-beams 2 or more" in err
 
 
 @pytest.mark.parametrize("option", [("--early-stopping", "never"), ("--length-penalty", 0.6)])

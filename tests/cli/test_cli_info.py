@@ -128,14 +128,6 @@ def test_memory_is_that_of_the_saved_type(values, info, tmp_path):
     assert rows["saved as"].strip() == f"{2 * total:,} bytes (BF16)"
 
 
-def test_sharded_weights_are_counted_once(values, folder):
-    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder)
-    (folder / "model.safetensors").unlink()
-    model.save_pretrained(folder, max_shard_size="20KB")
-    assert len(list(folder.glob("*.safetensors"))) > 1
-    assert values(folder)["total"] == model.num_parameters()
-
-
 def test_the_tokenizer_and_its_fingerprint(info, values, folder):
     tokenizer = values(folder)["tokenizer"]
     assert tokenizer["kind"] == "VanillaTransformerTokenizerFast"

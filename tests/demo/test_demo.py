@@ -35,7 +35,6 @@ def demo(vanilla_transformer, monkeypatch):
     ("arguments", "complaint"),
     [
         (["--port", "70000"], "'70000' is not a port; give an integer from 1 to 65535"),
-        (["--space", "s"], "unrecognized arguments: --space"),
         (["--model", "/nowhere"], "'/nowhere' is neither a folder here"),
     ],
 )

@@ -89,6 +89,13 @@ def logits_of(folder):
         return model.eval()(**batch).logits
 
 
+def change_weights(folder):
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7] += 1
+    model.save_pretrained(folder)
+
+
 def the_error(err):
     """The one line of an error."""
     (line,) = err.splitlines()

@@ -115,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def respond(self, method: str) -> None:
         path = urlsplit(self.path).path
-        self.body = self.read_body()
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         with self.hub.lock:
             self.hub.requests.append(f"{method} {unquote(path)}")
             try:
@@ -128,16 +128,6 @@ class Handler(BaseHTTPRequestHandler):
             except HubError as error:
                 headers = {"X-Error-Code": error.code} if error.code else {}
                 self.answer(error.content, error.status, headers)
-
-    def read_body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") == "chunked":
-            body = b""
-            while size := int(self.rfile.readline(), 16):
-                body += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-            return body
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def answer(self, content: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()

@@ -13,6 +13,7 @@ from hub_client import (
     PACKAGE,
     REPO,
     TOKEN,
+    change_weights,
     connect,
     environment,
     logits_in_a_new_process,
@@ -24,7 +25,6 @@ from hub_server import LocalHub, running
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import close_session
 from opus_mt import opus_mt_folder
-from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import cli
 
@@ -59,10 +59,7 @@ def pushed(tiny_checkpoint, tmp_path_factory):
         assert cli.main(["push", str(first), "me/by-command"]) == 0
 
         second = shutil.copytree(tiny_checkpoint, folder / "second")
-        changed = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
-        with torch.no_grad():
-            changed.get_input_embeddings().weight[5] += 1.0
-        changed.save_pretrained(second)
+        change_weights(second)
         assert cli.main(["card", str(second), "--license", "mit"]) == 0
         assert cli.main(["push", str(second), "me/by-command", "--revision", "next"]) == 0
 
@@ -315,13 +312,6 @@ def test_what_is_no_name(push, hub, repo, message):
     assert hub.sent() == []
 
 
-def other_weights(folder):
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    with torch.no_grad():
-        model.get_input_embeddings().weight[3] = 0.5
-    model.save_pretrained(folder)
-
-
 def half_of_the_weights(folder):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -338,9 +328,10 @@ def with_card(old, new):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        (lambda folder: put(folder, "adapter_config.json"), "has an adapter, not a model; publish it with PEFT's"),
         (without("README.md"), "has no README.md; write it with `vanilla-transformer card "),
         (with_card("license: mit", "license: [mit"), "README.md isn't a model card"),
-        (other_weights, "the weights in .* have changed since README.md was written; write it again"),
+        (change_weights, "the weights in .* have changed since README.md was written; write it again"),
         (half_of_the_weights, "model.safetensors is cut short"),
         (without("modeling_vanilla_transformer.py"), "has no modeling_vanilla_transformer.py, without which"),
         (without("tokenization_vanilla_transformer.py"), "has no tokenization_vanilla_transformer.py, without which"),

@@ -111,10 +111,3 @@ def test_what_pushes_during_training_were_is_told(hub, tiny_checkpoint, tmp_path
     trainer.model.add_adapter(peft.LoraConfig(target_modules=["q_proj"]))
     with pytest.raises(PublishError, match="publish them with PEFT"):
         trainer.init_hf_repo()
-
-
-def test_an_adapter_is_pefts_to_push(hub, model_folder, push):
-    (model_folder / "adapter_config.json").write_text("{}")
-    code, _, err = push()
-    assert code == 2
-    assert "has an adapter, not a model; " in the_error(err)

@@ -60,17 +60,14 @@ class UnbiasedNorm(nn.Module):
         return gain * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + self.eps) + bias
 
 
-def module(**children):
-    own = nn.Module()
-    for name, child in children.items():
-        own.add_module(name, nn.ModuleList(child) if isinstance(child, list) else child)
-    return own
-
-
-def buffer(name, value):
-    own = nn.Module()
-    own.register_buffer(name, value)
-    return own
+def put(root, name, part):
+    """Adds a module, or a buffer, at the end of a dotted name."""
+    first, *names = name.split(".")
+    for below in names:
+        if not hasattr(root, first):
+            root.add_module(first, nn.ModuleList() if below.isdecimal() else nn.Module())
+        root, first = getattr(root, first), below
+    (root.add_module if isinstance(part, nn.Module) else root.register_buffer)(first, part)
 
 
 def linear(inner=D, outer=D, bias=True):
@@ -84,15 +81,49 @@ def masks(source, target):
 
 
 class Reference(nn.Module):
-    """An encoder-decoder: subclasses make its parts, and name them."""
+    """An encoder-decoder, made and computed by the names of its parts; subclasses have other names."""
 
-    is_pre, is_scaled = False, True
-    layers = "layers"
+    is_pre, is_scaled, has_attention_bias = False, True, True
     words = ("encoder.embedding", "decoder.embedding")
     tables = ("encoder.pos_encoding.pe", "decoder.pos_encoding.pe")
     attentions = ("self_attn", "self_attn", "cross_attn")  # the encoder's, and the decoder's
-    last_norm = "norm"
-    norms = ("norm1", "norm2", "norm3")  # of a layer, in the order of the sub-layers
+    projections, maps = ("w_q", "w_k", "w_v", "fc"), ("ffn.fc1", "ffn.fc2")
+    norms = ("norm1", "norm2", "norm3")  # of a decoder's layer, in the order of the sub-layers
+    encoder_norms = slice(2)  # of these, the encoder's
+    output = "decoder.fc_out"
+
+    def __init__(self):
+        super().__init__()
+        for side, (stack, rows) in enumerate(zip(STACKS, (SOURCE_WORDS, TARGET_WORDS), strict=True)):
+            put(self, self.words[side], nn.Embedding(rows, D))
+            self.put_table(self.tables[side])
+            if self.is_pre:
+                put(self, f"{stack}.norm", self.norm())
+            for number in range((ENCODER_LAYERS, DECODER_LAYERS)[side]):
+                for name, part in self.parts(stack):
+                    put(self, f"{stack}.layers.{number}.{name}", part)
+        put(self, self.output, linear(D, TARGET_WORDS))
+
+    def parts(self, stack):
+        """Names and modules of a layer."""
+        for attention in self.attentions_of(stack):
+            for projection in self.projections:
+                yield f"{attention}.{projection}", linear(bias=self.has_attention_bias)
+        yield from zip(self.maps, (linear(D, FFN), linear(FFN, D)), strict=True)
+        for name in self.norms_of(stack):
+            yield name, self.norm()
+
+    def put_table(self, name):
+        put(self, name, sinusoids()[None])
+
+    def norm(self):
+        return nn.LayerNorm(D)
+
+    def attentions_of(self, stack):
+        return self.attentions[:1] if stack == "encoder" else self.attentions[1:]
+
+    def norms_of(self, stack):
+        return self.norms[self.encoder_norms] if stack == "encoder" else self.norms
 
     def run(self, x, norm, sublayer):
         return x + sublayer(norm(x)) if self.is_pre else norm(x + sublayer(x))
@@ -110,20 +141,15 @@ class Reference(nn.Module):
         memory = None
         for stack, ids, own in (("encoder", source, of_source), ("decoder", target, of_target)):
             x, part = self.embedded(ids, stack), getattr(self, stack)
-            for layer in getattr(part, self.layers):
-                first, *norms = (layer.get_submodule(name) for name in self.norms_of(layer))
-                names = self.attentions[1:] if memory is not None else self.attentions[:1]
-                attend, *cross = (self.by(layer.get_submodule(name)) for name in names)
+            for layer in part.layers:
+                first, *norms = (layer.get_submodule(name) for name in self.norms_of(stack))
+                attend, *cross = (self.by(layer.get_submodule(name)) for name in self.attentions_of(stack))
                 x = self.run(x, first, lambda x: attend(x, x, own))  # noqa: B023
                 if memory is not None:
                     x = self.run(x, norms.pop(0), lambda x: cross[0](x, memory, of_source))  # noqa: B023
                 x = self.run(x, *norms, self.ffn(layer))
-            memory = x = getattr(part, self.last_norm, nn.Identity())(x)
+            memory = x = getattr(part, "norm", nn.Identity())(x)
         return self.get_submodule(self.output)(x)
-
-    def norms_of(self, layer):
-        modules = dict(layer.named_modules())
-        return [name for name in self.norms if name in modules]
 
     def by(self, part, scale=None):
         """Attention by the four projections of a module, in the order of q, k, v and the output."""
@@ -142,49 +168,19 @@ class Annotated(Reference):
     projections, maps = [f"linears.{n}" for n in range(4)], ("feed_forward.w_1", "feed_forward.w_2")
     norms = tuple(f"sublayer.{n}.norm" for n in range(3))
 
-    def __init__(self):
-        super().__init__()
-        norm = lambda: UnbiasedNorm("a_2", "b_2")  # noqa: E731
-        attention = lambda: module(linears=[linear() for _ in range(4)])  # noqa: E731
-
-        def layer(sublayers, **more):
-            ffn = module(w_1=linear(D, FFN), w_2=linear(FFN, D))
-            wraps = [module(norm=norm()) for _ in range(sublayers)]
-            return module(self_attn=attention(), feed_forward=ffn, sublayer=wraps, **more)
-
-        self.encoder = module(layers=[layer(2) for _ in range(ENCODER_LAYERS)], norm=norm())
-        self.decoder = module(layers=[layer(3, src_attn=attention()) for _ in range(DECODER_LAYERS)], norm=norm())
-        self.src_embed, self.tgt_embed = (
-            nn.Sequential(module(lut=nn.Embedding(words, D)), buffer("pe", sinusoids()[None]))
-            for words in (SOURCE_WORDS, TARGET_WORDS)
-        )
-        self.generator = module(proj=linear(D, TARGET_WORDS))
+    def norm(self):
+        return UnbiasedNorm("a_2", "b_2")
 
 
 class Hkproj(Reference):
-    is_pre, output = True, "projection_layer.proj"
+    is_pre, has_attention_bias, output = True, False, "projection_layer.proj"
     attentions = ("self_attention_block", "self_attention_block", "cross_attention_block")
     words, tables = ("src_embed.embedding", "tgt_embed.embedding"), ("src_pos.pe", "tgt_pos.pe")
     projections, maps = ("w_q", "w_k", "w_v", "w_o"), ("feed_forward_block.linear_1", "feed_forward_block.linear_2")
     norms = tuple(f"residual_connections.{n}.norm" for n in range(3))
 
-    def __init__(self):
-        super().__init__()
-        norm = lambda: UnbiasedNorm("alpha", "bias")  # noqa: E731
-        attention = lambda: module(**{f"w_{name}": linear(bias=False) for name in "qkvo"})  # noqa: E731
-
-        def layer(sublayers, **more):
-            ffn = module(linear_1=linear(D, FFN), linear_2=linear(FFN, D))
-            wraps = [module(norm=norm()) for _ in range(sublayers)]
-            return module(self_attention_block=attention(), feed_forward_block=ffn, residual_connections=wraps, **more)
-
-        self.encoder = module(layers=[layer(2) for _ in range(ENCODER_LAYERS)], norm=norm())
-        crossing = [layer(3, cross_attention_block=attention()) for _ in range(DECODER_LAYERS)]
-        self.decoder = module(layers=crossing, norm=norm())
-        self.src_embed = module(embedding=nn.Embedding(SOURCE_WORDS, D))
-        self.tgt_embed = module(embedding=nn.Embedding(TARGET_WORDS, D))
-        self.src_pos, self.tgt_pos = (buffer("pe", sinusoids()[None]) for _ in range(2))
-        self.projection_layer = module(proj=linear(D, TARGET_WORDS))
+    def norm(self):
+        return UnbiasedNorm("alpha", "bias")
 
 
 class SamLynnEvans(Reference):
@@ -193,21 +189,11 @@ class SamLynnEvans(Reference):
     projections, maps = ("q_linear", "k_linear", "v_linear", "out"), ("ff.linear_1", "ff.linear_2")
     norms = ("norm_1", "norm_2", "norm_3")
 
-    def __init__(self):
-        super().__init__()
-        attention = lambda: module(**{name: linear() for name in self.projections})  # noqa: E731
-        ffn = lambda: module(linear_1=linear(D, FFN), linear_2=linear(FFN, D))  # noqa: E731
-        norms = lambda most: {f"norm_{n}": UnbiasedNorm("alpha", "bias") for n in range(1, most + 1)}  # noqa: E731
+    def norm(self):
+        return UnbiasedNorm("alpha", "bias")
 
-        def stack(words, layers):
-            pe = buffer("pe", sinusoids(exponent=lambda i: 2 * i)[None])
-            norm = UnbiasedNorm("alpha", "bias")
-            return module(embed=module(embed=nn.Embedding(words, D)), pe=pe, layers=layers, norm=norm)
-
-        encoders = [module(attn=attention(), ff=ffn(), **norms(2)) for _ in range(ENCODER_LAYERS)]
-        decoders = [module(attn_1=attention(), attn_2=attention(), ff=ffn(), **norms(3)) for _ in range(DECODER_LAYERS)]
-        self.encoder, self.decoder = stack(SOURCE_WORDS, encoders), stack(TARGET_WORDS, decoders)
-        self.out = linear(D, TARGET_WORDS)
+    def put_table(self, name):
+        put(self, name, sinusoids(exponent=lambda i: 2 * i)[None])
 
 
 class BiasedNorm(nn.LayerNorm):
@@ -226,82 +212,34 @@ class Hyunwoongko(Reference):
     words, projections = ("encoder.emb.tok_emb", "decoder.emb.tok_emb"), ("w_q", "w_k", "w_v", "w_concat")
     maps = ("ffn.linear1", "ffn.linear2")
 
-    def __init__(self):
-        super().__init__()
-        attention = lambda: module(**{name: linear() for name in self.projections})  # noqa: E731
-        ffn = lambda: module(linear1=linear(D, FFN), linear2=linear(FFN, D))  # noqa: E731
-        norms = lambda most: {f"norm{n}": BiasedNorm(1e-12) for n in range(1, most + 1)}  # noqa: E731
-        embedding = lambda words: module(tok_emb=nn.Embedding(words, D, padding_idx=PAD))  # noqa: E731
-        encoders = [module(attention=attention(), ffn=ffn(), **norms(2)) for _ in range(ENCODER_LAYERS)]
-        decoders = [
-            module(self_attention=attention(), enc_dec_attention=attention(), ffn=ffn(), **norms(3))
-            for _ in range(DECODER_LAYERS)
-        ]
-        self.encoder = module(emb=embedding(SOURCE_WORDS), layers=encoders)
-        self.decoder = module(emb=embedding(TARGET_WORDS), layers=decoders, linear=linear(D, TARGET_WORDS))
+    def norm(self):
+        return BiasedNorm(1e-12)
+
+    def put_table(self, name):
+        """Its sinusoids aren't saved."""
 
     def table(self, side):
         return sinusoids()
 
 
 class Bentrevett(Reference):
-    output, attentions = "decoder.fc_out", ("self_attention", "self_attention", "encoder_attention")
+    attentions = ("self_attention", "self_attention", "encoder_attention")
     words, tables = ([f"{stack}.{kind}_embedding" for stack in STACKS] for kind in ("tok", "pos"))
     projections, maps = [f"fc_{name}" for name in "qkvo"], [f"positionwise_feedforward.fc_{n}" for n in (1, 2)]
-    norms = ("self_attn_layer_norm", "enc_attn_layer_norm", "ff_layer_norm")
+    norms, encoder_norms = ("self_attn_layer_norm", "enc_attn_layer_norm", "ff_layer_norm"), slice(None, None, 2)
 
-    def __init__(self):
-        super().__init__()
-        attention = lambda: module(**{name: linear() for name in self.projections})  # noqa: E731
-
-        def layer(**more):
-            ffn = module(fc_1=linear(D, FFN), fc_2=linear(FFN, D))
-            norms = {name: nn.LayerNorm(D) for name in ("self_attn_layer_norm", "ff_layer_norm")}
-            return module(**norms, self_attention=attention(), positionwise_feedforward=ffn, **more)
-
-        def stack(words, layers, **more):
-            tables = {"tok_embedding": nn.Embedding(words, D), "pos_embedding": nn.Embedding(POSITIONS, D)}
-            return module(**tables, layers=layers, **more)
-
-        self.encoder = stack(SOURCE_WORDS, [layer() for _ in range(ENCODER_LAYERS)])
-        crossing = [
-            layer(enc_attn_layer_norm=nn.LayerNorm(D), encoder_attention=attention()) for _ in range(DECODER_LAYERS)
-        ]
-        self.decoder = stack(TARGET_WORDS, crossing, fc_out=linear(D, TARGET_WORDS))
+    def put_table(self, name):
+        put(self, name, nn.Embedding(POSITIONS, D))
 
     def table(self, side):
         return self.get_submodule(self.tables[side]).weight
 
 
-class ModuleFc(Reference):
-    output, projections, maps = "decoder.fc_out", ("w_q", "w_k", "w_v", "fc"), ("ffn.fc1", "ffn.fc2")
-
-    def __init__(self):
-        super().__init__()
-        sizes = {"encoder": (SOURCE_WORDS, ENCODER_LAYERS, 2), "decoder": (TARGET_WORDS, DECODER_LAYERS, 3)}
-        for stack, (words, layers, sublayers) in sizes.items():
-            own = {"norm": nn.LayerNorm(D)} if self.is_pre else {}
-            own["layers"] = [self.layer(sublayers) for _ in range(layers)]
-            table = buffer("pe", sinusoids()[None])
-            self.add_module(stack, module(embedding=nn.Embedding(words, D), pos_encoding=table, **own))
-        place, _, name = self.output.rpartition(".")
-        self.get_submodule(place).add_module(name, linear(D, TARGET_WORDS))
-
-    def layer(self, sublayers):
-        parts = {
-            name: module(**{projection: linear() for projection in self.projections})
-            for name in (self.attentions[:1] if sublayers == 2 else self.attentions[1:])
-        }
-        names = (name.removeprefix("ffn.") for name in self.maps)
-        ffn = module(**dict(zip(names, (linear(D, FFN), linear(FFN, D)), strict=True)))
-        return module(**parts, ffn=ffn, **{name: nn.LayerNorm(D) for name in self.norms[:sublayers]})
-
-
-class ModuleShared(ModuleFc):
+class ModuleShared(Reference):
     attentions = ("attention", "attention", "attention")
 
 
-class ModulePrenorm(ModuleFc):
+class ModulePrenorm(Reference):
     is_pre, output = True, "fc_out"
     projections, maps = ("q_linear", "k_linear", "v_linear", "out"), ("ffn.linear1", "ffn.linear2")
 
@@ -311,9 +249,9 @@ class TorchTutorial(nn.Module):
         super().__init__()
         layers = ENCODER_LAYERS, DECODER_LAYERS
         self.transformer = nn.Transformer(D, HEADS, *layers, FFN, 0.0, batch_first=True, norm_first=norm_first)
-        self.src_tok_emb = module(embedding=nn.Embedding(SOURCE_WORDS, D))
-        self.tgt_tok_emb = module(embedding=nn.Embedding(TARGET_WORDS, D))
-        self.positional_encoding = buffer("pos_embedding", sinusoids()[:, None])
+        put(self, "src_tok_emb.embedding", nn.Embedding(SOURCE_WORDS, D))
+        put(self, "tgt_tok_emb.embedding", nn.Embedding(TARGET_WORDS, D))
+        put(self, "positional_encoding.pos_embedding", sinusoids()[:, None])
         self.generator = linear(D, TARGET_WORDS)
 
     def forward(self, source, target):
@@ -341,7 +279,7 @@ LAYOUTS = {
     "bentrevett": (Bentrevett, {}),
     "hkproj": (Hkproj, {}),
     "hyunwoongko": (Hyunwoongko, {"layer_norm": "biased"}),
-    "module_fc": (ModuleFc, {}),
+    "module_fc": (Reference, {}),
     "module_prenorm": (ModulePrenorm, {}),
     "module_shared": (ModuleShared, {}),
     "samlynnevans": (SamLynnEvans, {}),
@@ -450,12 +388,8 @@ class Quirks(Bentrevett):
 
     is_scaled, attentions = False, ("self_attention", "self_attention", "self_attention")
 
-    def __init__(self):
-        super().__init__()
-        for stack in (self.encoder, self.decoder):
-            stack.pos_embedding = nn.Embedding(POSITIONS + 1, D)
-        for layer in self.decoder.layers:
-            del layer.encoder_attention
+    def put_table(self, name):
+        put(self, name, nn.Embedding(POSITIONS + 1, D))
 
     def table(self, side):
         return super().table(side)[1:]
@@ -638,13 +572,8 @@ def test_one_list_of_sub_layers_counted_from_one(tmp_path):
 class PlainNorms(Bentrevett):
     """LayerNorms without gain and bias."""
 
-    def __init__(self):
-        super().__init__()
-        for name, part in list(self.named_modules()):
-            if isinstance(part, nn.LayerNorm):
-                self.get_submodule(name.rpartition(".")[0]).add_module(
-                    name.rpartition(".")[2], nn.LayerNorm(D, elementwise_affine=False)
-                )
+    def norm(self):
+        return nn.LayerNorm(D, elementwise_affine=False)
 
 
 def test_norms_without_gain_and_bias(tmp_path):
@@ -727,42 +656,38 @@ def test_numbers_that_no_tensor_tells(tmp_path):
         load_own(tmp_path, random_model(OwnTorch, True), entries)
 
 
-def change(state, case):
-    """Damages a state dict, and returns what the error has to say."""
-    first = "encoder.layers.0.self_attention.fc_q.weight"
-    if case == "missing":
-        del state[first]
-        return f"missing: {first}"
-    if case == "a layer is missing":
-        for name in [name for name in state if name.startswith("decoder.layers.1.")]:
-            del state[name]
-        return "decoder.layers.1.enc_attn_layer_norm.weight"
-    if case == "unknown":
-        state["encoder.layers.0.relative"] = torch.zeros(2)
-        return "unknown: encoder.layers.0.relative"
-    if case == "mis-shaped":
-        state[first] = torch.zeros(D, D + 1)
-        return f"of another shape: {first} (12, 13) instead of (12, 12)"
-    if case == "not finite":
-        state[first][0, 0] = math.nan
-        return f"not finite: {first}"
-    if case == "integers":
-        state[first] = state[first].long()
-        return f"not of floating-point numbers: {first}"
-    for name in [name for name in state if name.startswith("encoder.layers.")]:
-        del state[name]
-    return "the encoder has no layers: no tensor is called encoder.layers.*.self_attention.fc_q"
+def without(state, beginning):
+    return {name: value for name, value in state.items() if not name.startswith(beginning)}
 
 
-DAMAGES = ("missing", "a layer is missing", "unknown", "mis-shaped", "not finite", "integers", "no encoder")
+FIRST = "encoder.layers.0.self_attention.fc_q.weight"
+DAMAGES = {
+    "missing": (lambda state: without(state, FIRST), f"missing: {FIRST}"),
+    "a layer is missing": (
+        lambda state: without(state, "decoder.layers.1."),
+        "decoder.layers.1.enc_attn_layer_norm.weight",
+    ),
+    "unknown": (
+        lambda state: state | {"encoder.layers.0.relative": torch.zeros(2)},
+        "unknown: encoder.layers.0.relative",
+    ),
+    "mis-shaped": (
+        lambda state: state | {FIRST: torch.zeros(D, D + 1)},
+        f"of another shape: {FIRST} (12, 13) instead of (12, 12)",
+    ),
+    "not finite": (lambda state: state | {FIRST: state[FIRST] * math.nan}, f"not finite: {FIRST}"),
+    "integers": (lambda state: state | {FIRST: state[FIRST].long()}, f"not of floating-point numbers: {FIRST}"),
+    "no encoder": (
+        lambda state: without(state, "encoder.layers."),
+        "the encoder has no layers: no tensor is called encoder.layers.*.self_attention.fc_q",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", DAMAGES)
 def test_tensors_that_dont_match_are_listed(case, tmp_path):
-    model = random_model(Bentrevett)
-    state = dict(model.state_dict())
-    message = change(state, case)
-    torch.save(state, tmp_path / "model.pt")
+    damaged, message = DAMAGES[case]
+    torch.save(damaged(dict(random_model(Bentrevett).state_dict())), tmp_path / "model.pt")
     file = written(tmp_path, entries_of("bentrevett"))
     with pytest.raises(ConversionError) as raised:
         convert(tmp_path / "model.pt", tmp_path / "output", mapping=file)

@@ -84,8 +84,5 @@ def test_logged_rates_are_drawn_as_they_are():
     schedule = {"base": Schedule(0.1, 10)}
     assert len(plot_schedule(schedule, logged={"new": []}).axes[0].get_lines()) == 1
     assert plot_schedule({}, 5, logged={"run": [(1, 0.5), (10, 0.25)]}).axes[0].get_xlim() == (0, 5)
-
-
-def test_a_schedule_without_anything_to_draw():
     with pytest.raises(ValueError, match="no schedule and no logged learning rate"):
         plot_schedule({})

@@ -76,7 +76,10 @@ def test_what_models_give_is_taken_as_it_is(weights):
     _png(plot_attention(weights, list("abcd"), list("xyz")))
 
 
-AWKWARD_PIECES = ["$x^{2$", "\\frac{", "</s>", " ", "", "\n", "中文", "🙂", "\x00", "e\u0301", "ﷺ" * 40, "_%#&"]
+AWKWARD_PIECES = [
+    "$x^{2$", "\\frac{", "</s>", " ", "", "\n", "中文", "🙂", "\x00", "e\u0301", "ﷺ" * 40, "_%#&", "שלום", "\u200b",
+    "\u202e",
+]  # fmt: skip
 
 
 def test_awkward_pieces_neither_crash_nor_warn():
