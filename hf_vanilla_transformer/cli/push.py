@@ -1,6 +1,8 @@
 """`vanilla-transformer push`."""
 
 import argparse
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="create a repository that only its owner can see (default: public); an existing public one is refused",
     )
+    parser.add_argument(
+        "--as",
+        dest="kind",
+        choices=["stock"],
+        help="stock: send the model as one of transformers' own classes, as `export --to stock` writes it: it opens "
+        "without this package and without remote code",
+    )
     parser.add_argument("--revision", metavar="BRANCH", help="branch to push to, created if there is none")
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything and list files and sizes, but send nothing"
@@ -35,13 +44,42 @@ def _push(arguments: argparse.Namespace) -> None:
     if not arguments.folder.is_dir():
         raise UsageError(f"{arguments.folder} is not a folder; DIR must be that of a saved model")
 
-    from ..hub.upload import check_token, prepare, publish
+    from ..hub.upload import check_token
 
     set_up_transformers()
     if not arguments.dry_run:
         check_token()
-    upload = prepare(arguments.folder, arguments.repo)
-    _show(upload)
+    if arguments.kind is None:
+        _send(arguments, arguments.folder)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        _write_stock(arguments.folder, Path(folder))
+        _send(arguments, Path(folder))
+
+
+def _write_stock(source: Path, folder: Path) -> None:
+    """Writes a model as one of transformers' own, with the card that its own folder has."""
+    from ..checkpoints.kinds import CONFIG
+    from ..checkpoints.loading import load_checkpoint, read_json
+    from ..hub.facts import read_facts
+    from ..hub.model_card import save_card
+    from ..interop import stock
+
+    facts, note = read_facts(source)
+    if note is not None:
+        raise UsageError(f"{note}; write the card again with `vanilla-transformer card {source} --overwrite`")
+    tokenizer, model = load_checkpoint(source, local_files_only=True)
+    notes = stock.export(model, tokenizer, folder)
+    kind = read_json(folder / CONFIG)["architectures"][0]
+    limits = [facts.limits, *(f"{one[0].upper()}{one[1:]}." for one in notes)]
+    save_card(folder, replace(facts, stock=kind, limits="\n\n".join(filter(None, limits))))
+
+
+def _send(arguments: argparse.Namespace, folder: Path) -> None:
+    from ..hub.upload import prepare, publish
+
+    upload = prepare(folder, arguments.repo)
+    _show(upload, arguments.folder)
     if arguments.dry_run:
         print("dry run: nothing was sent")
         return
@@ -51,7 +89,7 @@ def _push(arguments: argparse.Namespace) -> None:
     print(f"pushed into the {'private' if done.private else 'public'} repository {arguments.repo}: {done.url}")
 
 
-def _show(upload: "Upload") -> None:
+def _show(upload: "Upload", folder: Path) -> None:
     sizes = upload.sizes
     width = len(f"{sum(sizes.values()):,}")
     for name, size in sizes.items():
@@ -61,4 +99,4 @@ def _show(upload: "Upload") -> None:
         shown = ", ".join(upload.left_out[:8]) + (" ..." if len(upload.left_out) > 8 else "")
         show(f"not sent: {shown}")
     for note in upload.notes:
-        show(f"note: {note}")
+        show(f"note: {note}".replace(str(upload.folder), str(folder)))

@@ -41,6 +41,7 @@ read it or trust its author; then leave out the first line and write
 tokenizer = AutoTokenizer.from_pretrained({name}, trust_remote_code=True)
 model = AutoModelForSeq2SeqLM.from_pretrained({name}, trust_remote_code=True)
 ```"""
+IMPORTS = "import hf_vanilla_transformer  # registers the model with transformers\n"
 AFTER_USAGE = "`generate` uses the settings of the checkpoint's generation configuration."
 NORMS = {"post": "after each sub-layer", "pre": "before each sub-layer"}
 POSITIONS = {
@@ -143,6 +144,7 @@ class RunFacts:
     target_language: str | None = None
     languages: Sequence[str] = ()  # ISO 639 codes, if source and target language aren't given
     converted: bool = False  # from a model of another system
+    stock: str | None = None  # the class of transformers' own that it was exported to, "MarianMTModel"
     base_model: str | None = None  # that one's name on the Hub
     license: str | None = None  # the Hub's identifier, "apache-2.0"
     datasets: Sequence[str] = ()  # names on the Hub of the training data
@@ -217,10 +219,13 @@ def fill_model_card(facts: RunFacts) -> ModelCard:
         metadata=metadata.to_yaml(),
         title=_text(facts.title or _title(name)),
         introduction=_introduction(facts),
-        after_usage=AFTER_USAGE,
+        after_usage=f"It is a {facts.stock} and needs no code of its own. {AFTER_USAGE}"
+        if facts.stock
+        else AFTER_USAGE,
+        imports="" if facts.stock else IMPORTS,
         name_literal=_literal(name),
         sentence_literal=_literal(sentence),
-        own_code=OWN_CODE.format(name=_literal(name)) if is_repository(name) else "",
+        own_code=OWN_CODE.format(name=_literal(name)) if is_repository(name) and not facts.stock else "",
         architecture=_value_table(architecture_rows(facts.config, facts.parameters)),
         training_data=_training_data(facts),
         recipe=_value_table(recipe_rows(facts.recipe)),
@@ -495,7 +500,7 @@ def published_as(text: str, repository: str, name: str) -> str:
     if own is None or _literal(repository) in loaded:
         return text
     text = text.replace(own, _literal(repository))
-    if "trust_remote_code" not in text:
+    if "trust_remote_code" not in text and IMPORTS in text:
         text = text.replace(AFTER_USAGE, f"{OWN_CODE.format(name=_literal(repository))}\n\n{AFTER_USAGE}", 1)
     old = str(json.loads(own))
     text = text.replace(f"\n# {_text(_title(old))}\n", f"\n# {_text(repository)}\n", 1)

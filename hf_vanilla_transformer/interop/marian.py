@@ -4,7 +4,8 @@
 
 Marian differs from the paper in its layout of the sinusoids, biases on all projections and on the output, an epsilon of
 1e-5 in LayerNorm and, in OPUS-MT, the activation function and padding as the start token: all of them are fields of
-VanillaTransformerConfig.
+VanillaTransformerConfig. The other classes of `export --to stock` differ from Marian in the place of the norms and in
+their positions.
 """
 
 import copy
@@ -12,17 +13,19 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from torch import Tensor
-from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer, PreTrainedModel
+from transformers import GenerationConfig, MarianMTModel, MarianTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..checkpoints.loading import (
     check_tokenizer,
     load_model,
+    load_tokenizer,
     read_json,
     tokenizer_fingerprint,
     without_advice,
@@ -42,15 +45,19 @@ SAME_FIELDS = (
     "max_position_embeddings", "scale_embedding", "share_encoder_decoder_embeddings", "tie_word_embeddings",
     "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "use_cache",
 )  # fmt: skip
-# What Marian always has.
-FIXED_FIELDS = {
-    "position_encoding": "marian",
-    "attention_bias": True,
-    "output_bias": True,
-    "layer_norm_eps": 1e-5,
+ALWAYS = {"attention_bias": True, "output_bias": True, "layer_norm_eps": 1e-5}
+PRE_NORM = {**ALWAYS, "norm_position": "pre", "final_layer_norm": True}
+# What each class of transformers has, by its model_type.
+FIXED_FIELDS: dict[str, dict[str, Any]] = {
+    "marian": {**ALWAYS, "position_encoding": "marian"},
+    "fsmt": {**ALWAYS, "position_encoding": "fairseq", "output_bias": False},
+    "pegasus": {**PRE_NORM, "position_encoding": "marian"},
+    "blenderbot": {**PRE_NORM, "position_encoding": "learned"},
+    "m2m_100": {**PRE_NORM, "position_encoding": "fairseq", "output_bias": False},
 }
 NAMES = {
     "lm_head.bias": "final_logits_bias",
+    **{f"{stack}.layer_norm": f"model.{stack}.layer_norm" for stack in STACKS},
     **{name: f"model.{name}" for name in POSITIONS},
     **layer_names(
         {stack: f"model.{stack}.layers.*" for stack in STACKS}, {f"feed_forward.{one}": one for one in ("fc1", "fc2")}
@@ -60,11 +67,12 @@ NAMES = {
 NAMES_THERE = {
     SOURCE: ["model.shared.weight", f"model.{SOURCE}"],
     TARGET: [f"model.{TARGET}"],
-    OUTPUT: [OUTPUT],
+    OUTPUT: [OUTPUT, "model.decoder.output_projection.weight"],
 }
+# The classes of tokenizers that are a tokenizer.json.
+TOKENIZER_FILES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Systems that look alike, and why their models can't be opened.
 REFUSED = {
-    "fsmt": "its tokenizer consists of Moses' scripts and fairseq's BPE; no tokenizer here reproduces them exactly",
     "vanilla_transformer": "it is a model of this package already; load it as it is",
 }
 
@@ -116,9 +124,9 @@ def load(source: str | Path, options: Options) -> Converted:
 
 
 def recognises(source: Path) -> bool:
-    """Tells by its config.json whether a folder has a Marian model of transformers."""
+    """Tells by its config.json whether a folder has a model of one of these classes of transformers."""
     file = source / "config.json"
-    return file.is_file() and read_json(file).get("model_type") == "marian"
+    return file.is_file() and read_json(file).get("model_type") in FIXED_FIELDS
 
 
 # ---- Files ----
@@ -139,6 +147,19 @@ def _folder_of(source: str, revision: str | None, token: str | bool | None, loca
 
 
 # ---- Tokenizer ----
+def _tokenizer(folder: Path, system: str) -> PreTrainedTokenizerBase:
+    """Opens OPUS-MT's tokenizer, or one that a tokenizer.json describes completely."""
+    file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    name = read_json(settings).get("tokenizer_class") if settings.is_file() else None
+    if file.is_file() and name in TOKENIZER_FILES:
+        return load_tokenizer(folder)
+    if system == "marian":
+        return opus_mt_tokenizer(folder)
+    raise ConversionError(
+        f"{folder} has a tokenizer of the class {name}, which needs code of its own; convert without it: --no-tokenizer"
+    )
+
+
 def opus_mt_tokenizer(folder: Path) -> MarianTokenizer:
     """Opens the MarianTokenizer of a folder: source.spm, target.spm and vocab.json, and target_vocab.json for a second.
 
@@ -177,16 +198,14 @@ def _compare_special(tokenizer: MarianTokenizer, source: Mapping[str, int], targ
 
 
 # ---- Model ----
-def _load(
-    source: str, folder: Path, with_tokenizer: bool
-) -> tuple[VanillaTransformerForConditionalGeneration, MarianTokenizer | None]:
+def _load(source: str, folder: Path, with_tokenizer: bool) -> tuple[VanillaTransformerForConditionalGeneration, Any]:
     """Makes model and tokenizer of the files in a folder; `source` is what the user calls it."""
     try:
         system = read_json(folder / "config.json").get("model_type")
-        if system != "marian":
+        if system not in FIXED_FIELDS:
             reason = REFUSED.get(str(system), "it is not of Marian's architecture")
             raise ConversionError(f"{folder} has a model of the type {system!r}: {reason}")
-        tokenizer, marian = opus_mt_tokenizer(folder) if with_tokenizer else None, load_model(folder)
+        tokenizer, marian = _tokenizer(folder, system) if with_tokenizer else None, load_model(folder)
         model = _build(marian.config, marian.state_dict(), marian.generation_config)
         if tokenizer is not None:
             model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
@@ -198,9 +217,9 @@ def _load(
 
 
 def _build(
-    marian: MarianConfig, tensors: dict[str, Tensor], generation_config: GenerationConfig
+    marian: Any, tensors: dict[str, Tensor], generation_config: GenerationConfig
 ) -> VanillaTransformerForConditionalGeneration:
-    """Makes the model of Marian's configuration, tensors and settings of decoding."""
+    """Makes the model of a configuration, of tensors and settings of decoding."""
     model = from_tensors(tensors, layout_of(marian, tensors))
     for name, value in model.config.decoding_tokens.items():
         if getattr(generation_config, name) is None:
@@ -210,7 +229,7 @@ def _build(
     return model
 
 
-def layout_of(marian: MarianConfig, tensors: Mapping[str, Tensor]) -> Layout:
+def layout_of(marian: Any, tensors: Mapping[str, Tensor]) -> Layout:
     """Returns the layout of a checkpoint.
 
     Raises:
@@ -221,11 +240,19 @@ def layout_of(marian: MarianConfig, tensors: Mapping[str, Tensor]) -> Layout:
             raise ConversionError(
                 f"{stack}_layerdrop is {getattr(marian, f'{stack}_layerdrop')}; there is no layer drop here"
             )
-    fields = {name: getattr(marian, name) for name in SAME_FIELDS} | FIXED_FIELDS
-    if not marian.share_encoder_decoder_embeddings:
-        fields["decoder_vocab_size"] = marian.decoder_vocab_size
+    kind = FIXED_FIELDS[marian.model_type]
+    fields = {name: getattr(marian, name) for name in SAME_FIELDS if hasattr(marian, name)} | kind
+    if marian.model_type == "fsmt":
+        one = marian.src_vocab_size == marian.tgt_vocab_size and torch.equal(*_matrices(tensors))
+        fields |= {"vocab_size": marian.src_vocab_size, "share_encoder_decoder_embeddings": one}
+    fields.setdefault("share_encoder_decoder_embeddings", True)
+    if not fields["share_encoder_decoder_embeddings"]:
+        fields["decoder_vocab_size"] = getattr(marian, "decoder_vocab_size", None) or marian.tgt_vocab_size
     names, copies = dict(NAMES), []
-    for group in _tied(marian):
+    if kind["position_encoding"] == "fairseq":  # computed, and beside a row for padding
+        copies += [f"model.{name}" for name in POSITIONS]
+        names = {ours: theirs for ours, theirs in names.items() if ours not in POSITIONS}
+    for group in _tied(fields["share_encoder_decoder_embeddings"], marian.tie_word_embeddings):
         present = [name for parameter in group for name in NAMES_THERE[parameter] if name in tensors]
         copies += present[1:]
         if different := [name for name in present[1:] if not torch.equal(tensors[present[0]], tensors[name])]:
@@ -235,7 +262,12 @@ def layout_of(marian: MarianConfig, tensors: Mapping[str, Tensor]) -> Layout:
     return Layout(names, fields, ignored=tuple(copies), required=("encoder.*.bias", "decoder.*.bias"))
 
 
-def _tied(marian: MarianConfig) -> list[list[str]]:
+def _matrices(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The embeddings of an FSMT's source and target."""
+    return tensors[f"model.{SOURCE}"], tensors[f"model.{TARGET}"]
+
+
+def _tied(share: bool, tie: bool) -> list[list[str]]:
     """Returns the parameters of the vocabularies, those together that are one matrix."""
-    groups = [[SOURCE, TARGET], [OUTPUT]] if marian.share_encoder_decoder_embeddings else [[SOURCE], [TARGET], [OUTPUT]]
-    return [*groups[:-2], groups[-2] + groups[-1]] if marian.tie_word_embeddings else groups
+    groups = [[SOURCE, TARGET], [OUTPUT]] if share else [[SOURCE], [TARGET], [OUTPUT]]
+    return [*groups[:-2], groups[-2] + groups[-1]] if tie else groups

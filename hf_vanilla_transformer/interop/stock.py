@@ -148,6 +148,7 @@ def _converted(model: VanillaTransformerForConditionalGeneration, kind: _Stock) 
     config = model.config
     fields = {name: getattr(config, name) for name in SAME_FIELDS}
     fields |= {"forced_eos_token_id": None, "vocab_size": config.vocab_size}
+    fields |= {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}  # M2M100's defaults aren't 0
     target = config.decoder_vocab_size or config.vocab_size
     if kind is MARIAN:
         fields |= {

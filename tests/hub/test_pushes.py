@@ -102,6 +102,20 @@ def test_a_branch_leaves_main_as_it_is(pushed):
     assert {name for name in main if main[name] != branch[name]} == {"model.safetensors", "README.md"}
 
 
+def test_a_stock_model_has_no_code(pushed, capsys):
+    local, folder, _ = pushed
+    assert cli.main(["push", str(folder / "first"), "me/stock", "--as", "stock"]) == 0
+    files = local.repositories["me/stock"].files()
+    assert {*files} == {".gitattributes", "README.md", *MODEL}
+    assert json.loads(files["config.json"])["architectures"] == ["MarianMTModel"]
+    card = files["README.md"].decode()
+    assert "trust_remote_code" not in card
+    assert "import hf_vanilla_transformer" not in card
+    assert 'from_pretrained("me/stock")' in card
+    assert "It is a MarianMTModel and needs no code of its own." in card
+    assert "Length_penalty 0.48 in place of gnmt_length_penalty 0.6" in card
+
+
 def test_no_token_is_in_what_was_sent_or_written(pushed):
     local, folder, _ = pushed
     sent = [content for repository in local.repositories.values() for content in repository.files().values()]

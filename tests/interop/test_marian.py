@@ -231,7 +231,10 @@ DAMAGE = {
         ),
         "config.json says that model.shared.weight and lm_head.weight are one matrix, and they differ",
     ),
-    "FSMT": (lambda path: _config(path, model_type="fsmt"), "'fsmt': its tokenizer consists of Moses' scripts"),
+    "FSMT": (
+        lambda path: _config(path, model_type="fsmt"),
+        "a tokenizer of the class None, which needs code of its own; convert without it",
+    ),
     "ours": (lambda path: _config(path, model_type="vanilla_transformer"), "already"),
     "another tokenizer": (
         lambda path: (path / "vocab.json").write_text(

@@ -75,6 +75,20 @@ def test_logits_and_outputs_are_the_models(fields, name, tokenizer, tmp_path):
         assert torch.equal(again.generate(**batch, **options), model.generate(**batch, **options))
 
 
+@pytest.mark.parametrize(("fields", "name"), KINDS)
+def test_convert_brings_it_back(fields, name, tokenizer, tmp_path, capsys):
+    model = model_of(tokenizer, **fields)
+    stock.export(model, tokenizer, tmp_path)
+    assert cli.main(["convert", str(tmp_path), "--output", str(tmp_path / "back")]) == 0
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "back").eval()
+    assert type(again) is VanillaTransformerForConditionalGeneration
+    batch = AutoTokenizer.from_pretrained(tmp_path / "back")(TEXTS, padding=True, return_tensors="pt")
+    assert batch["input_ids"].tolist() == tokenizer(TEXTS, padding=True)["input_ids"]
+    decoder = torch.randint(3, 250, (len(TEXTS), 9))
+    ours, theirs = (one(**batch, decoder_input_ids=decoder, use_cache=False).logits for one in (model, again))
+    torch.testing.assert_close(theirs, ours, atol=1e-4 * float(ours.abs().max()), rtol=0)
+
+
 def test_the_command_and_plain_transformers(tiny_checkpoint, tmp_path, capsys):
     """In a process that can't import the package, by what the folder says: its limit, its beams."""
     assert cli.main(["export", "--model", str(tiny_checkpoint), "--to", "stock", "--output", str(tmp_path / "it")]) == 0
@@ -109,6 +123,7 @@ def test_it_trains_on(tokenizer, tmp_path):
     model = model_of(tokenizer)
     stock.export(model, tokenizer, tmp_path)
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert again.config.dropout == model.config.dropout
     rows = [tokenizer(text, text_target=text) for text in TEXTS]
     batch = DataCollatorForSeq2Seq(AutoTokenizer.from_pretrained(tmp_path), model=again)(rows)
     ours = model(**{name: batch[name] for name in ("input_ids", "attention_mask", "labels")})
