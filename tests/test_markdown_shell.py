@@ -31,7 +31,7 @@ REASONS = {
     "docker": 1,
     "machines": 2,  # several GPUs or machines
     "hours": 2,  # it measures, or trains for a given time
-    "elsewhere": 2,  # the demo and the service, which other tests run: they end when they are interrupted
+    "elsewhere": 3,  # the demo, the service and Marian's files, which other tests run
 }
 # Added to `vanilla-transformer train` and to the same command under torchrun: a model of 40 wide, whose heads may be 5
 # or 8, and ten updates.

@@ -8,6 +8,7 @@ from .common import UsageError, loading, set_up_transformers, show
 
 SYSTEMS = {
     "marian": "Marian as in transformers, such as Helsinki-NLP/opus-mt-en-de",
+    "marian-npz": "Marian's own model.npz, with --vocab",
     "fairseq": "fairseq's transformer, a checkpoint or its folder",
     "opennmt": "OpenNMT-py 3, a .pt file",
     "joeynmt": "JoeyNMT, a folder with config.yaml and best.ckpt",
@@ -48,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", metavar="FILE", help="ids and the original's logits (docs/interop.md): nothing is written if others"
     )
+    parser.add_argument(
+        "--vocab",
+        nargs="+",
+        default=(),
+        metavar="FILE",
+        help="of Marian's .npz: the vocabulary (.spm, .yml, .json, .txt), or the source's and the target's",
+    )
     parser.add_argument("--no-tokenizer", action="store_true", help="convert the model alone")
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")
     parser.set_defaults(run=_convert)
@@ -77,6 +85,7 @@ def _convert(arguments: argparse.Namespace) -> None:
         mapping=arguments.mapping,
         with_tokenizer=not arguments.no_tokenizer,
         revision=arguments.revision,
+        vocab=tuple(arguments.vocab),
         local_files_only=is_local,
         check=arguments.check,
     )

@@ -24,6 +24,7 @@ class Options:
         with_tokenizer: Whether a tokenizer is made.
         revision: Branch, tag or commit on the Hub.
         local_files_only: Whether a name on the Hub is only looked for among the files of earlier downloads.
+        vocab: Files with the vocabularies of a model that comes without them (Marian's .npz): one, or two.
         check: A file with ids and the original's logits for them, to compare with; docs/interop.md has its entries.
     """
 
@@ -31,6 +32,7 @@ class Options:
     with_tokenizer: bool = True
     revision: str | None = None
     local_files_only: bool = False
+    vocab: tuple[str | Path, ...] = ()
     check: str | Path | None = None
 
 

@@ -15,12 +15,13 @@ from ..checkpoints.loading import tokenizer_fingerprint
 from ..errors import first_line
 from ..hub.facts import strings
 from ..hub.model_card import RunFacts, local_name, save_card
-from . import fairseq, joeynmt, mapping, marian, opennmt
+from . import fairseq, joeynmt, mapping, marian, marian_npz, opennmt
 from .conversion import ConversionError, Converted, Options, check_savable
 from .pickles import read, tensors_of
 
 SYSTEMS: dict[str, ModuleType] = {
     "marian": marian,
+    "marian-npz": marian_npz,
     "fairseq": fairseq,
     "opennmt": opennmt,
     "joeynmt": joeynmt,
@@ -28,7 +29,7 @@ SYSTEMS: dict[str, ModuleType] = {
 }
 UNKNOWN = (
     "isn't the model of a known system; give --from with one of {known}. docs/interop.md says what their models "
-    "consist of; tensor2tensor, Marian's own .npz files and Eole aren't supported"
+    "consist of; tensor2tensor and Eole aren't supported"
 )
 TOLERANCE = 1e-3  # of log-probabilities, as a part of the largest: other kernels round differently
 LIMITS = "Quality, training data and licence are those of the original model."
@@ -55,6 +56,8 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
     name = system or ("mapping" if given.mapping is not None else recognise(source))
     if given.mapping is not None and name != "mapping":
         raise ConversionError(f"a mapping describes a state dict, and {name} models need none; leave it out")
+    if given.vocab and name != "marian-npz":
+        raise ConversionError(f"vocabularies are for marian-npz, and {name} models have their own; leave them out")
     if given.revision is not None and (name != "marian" or Path(source).exists()):
         raise ConversionError(f"a revision is of a name on the Hub, and {source} is none; leave it out")
     loaded: Converted = SYSTEMS[name].load(source, given)

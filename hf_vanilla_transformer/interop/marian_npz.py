@@ -1,0 +1,234 @@
+"""Marian's own files, model.npz: what `marian-train` writes, published or trained by yourself.
+
+Marian has no start token: its decoder begins with a vector of zeros. Here, that is the embedding of an added token,
+<pad>, whose bias keeps it from being chosen.
+"""
+
+import base64
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+import torch
+import yaml
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import first_line
+from ..tokenization_dictionary import SIDES, DictionaryTokenizer
+from .conversion import ConversionError, Converted, Options
+from .layout import OUTPUT, SOURCE, STACKS, TARGET, Layout, from_tensors
+from .segmentation import TOKENIZED_TEXT, tokenizer_of
+
+OPTIONS_INSIDE = "special:model.yml"
+PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
+NEVER = -10_000.0  # an output's bias: its probability is 0 in every type
+BETA = 0.0  # transformers' length penalty: marian-decoder's `normalize` is 0 unless it is given
+# Options whose other values make another model, by their defaults in older files -> the values that are the same here.
+WANTED: dict[str, tuple[object, tuple[object, ...]]] = {
+    "type": ("transformer", ("transformer",)),
+    "transformer-decoder-autoreg": ("self-attention", ("self-attention",)),
+    "transformer-ffn-depth": (2, (2,)),
+    "transformer-decoder-ffn-depth": (0, (0, 2)),
+    "transformer-attention-mask": ("default", ("default",)),
+    "transformer-postprocess-emb": ("d", ("d", "")),
+    "transformer-ffn-activation": ("swish", ("swish", "relu")),
+    "right-left": (False, (False,)),
+}
+# Options that have to be off.
+UNWANTED = (
+    *("transformer-no-projection", "transformer-no-bias", "transformer-no-affine", "transformer-pool", "ulr"),
+    *("transformer-disable-position-embeddings", "transformer-tied-layers", "input-types", "lemma-dim-emb"),
+)
+# Orders of preprocess, postprocess and postprocess-top -> the position of the norms, and whether there are final ones.
+NORMS = {("", "dan", ""): ("post", False), ("n", "da", "n"): ("pre", True)}
+SPECIAL_TOKENS: dict[str, Any] = {"pad_token": PAD, "eos_token": END, "unk_token": UNKNOWN}
+NOTES = (
+    "Marian has no start token: <pad>, an added token with a vector of zeros, begins translations",
+    "beams and length penalty are marian-decoder's defaults (12 beams, no normalization); decoder.yml isn't read",
+)
+
+
+def recognises(source: Path) -> bool:
+    """Tells by its name that a file is one of Marian's."""
+    return source.is_file() and source.suffix == ".npz"
+
+
+def load(source: str | Path, options: Options) -> Converted:
+    """Reads a model, and its vocabularies if they are given.
+
+    Raises:
+        ConversionError: A file can't be read, its model computes something else, tensors are missing, unknown or of
+            another shape, or a vocabulary doesn't fit.
+    """
+    file = Path(source)
+    arrays = _arrays(file)
+    settings = _settings(arrays, file)
+    tensors = {name: _tensor(name, value) for name, value in arrays.items() if not name.startswith("special:")}
+    if "Wpos" in tensors:
+        raise ConversionError(f"{file} has trained positions (Wpos), which aren't supported")
+    pad = _add_pad(tensors)
+    model = from_tensors(tensors, _layout(settings, tensors, pad))
+    model.generation_config.update(num_beams=12, length_penalty=BETA, early_stopping=True, gnmt_length_penalty=None)
+    tokenizer = None
+    if options.with_tokenizer:
+        if not options.vocab:
+            raise ConversionError(
+                f"{file} has no vocabulary in it; give --vocab FILE (.spm, .yml or .json; two, where source and target "
+                "have their own), or convert without a tokenizer: --no-tokenizer"
+            )
+        tokenizer = _tokenizer([Path(name) for name in options.vocab], pad)
+    return Converted(model, tokenizer, notes=(*NOTES, TOKENIZED_TEXT))
+
+
+# ---- The file ----
+def _arrays(file: Path) -> dict[str, Any]:
+    try:
+        with np.load(file, allow_pickle=False) as opened:
+            return {name: opened[name] for name in opened.files}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ConversionError(f"{file} can't be read as .npz ({first_line(error)})") from error
+
+
+def _settings(arrays: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Reads the options that the model was trained with, and refuses those of another model."""
+    if OPTIONS_INSIDE not in arrays:
+        raise ConversionError(f"{file} isn't Marian's: it has no {OPTIONS_INSIDE}; 8-bit .bin files can't be opened")
+    try:
+        settings = yaml.safe_load(arrays[OPTIONS_INSIDE].tobytes().rstrip(b"\0").decode())
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConversionError(f"{file}: {OPTIONS_INSIDE} can't be read ({first_line(error)})") from error
+    if not isinstance(settings, dict):
+        raise ConversionError(f"{file}: {OPTIONS_INSIDE} has no options")
+    for name, (usual, values) in WANTED.items():
+        if settings.get(name, usual) not in values:
+            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, not {values[0]!r}")
+    for name in UNWANTED:
+        if settings.get(name):
+            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, not off")
+    return settings
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    """A tensor in PyTorch's orientation: Marian's matrices are (in, out), but for those of tokens."""
+    tensor = torch.from_numpy(np.array(value))
+    if len(tensor) == 1 and not name.endswith(("Wemb", "_Wt")):
+        return tensor[0]
+    return tensor if name.endswith(("Wemb", "_Wt")) else tensor.T.contiguous()
+
+
+def _add_pad(tensors: dict[str, Tensor]) -> int:
+    """Adds the token that begins translations to all vocabularies, with zeros; returns its id."""
+    matrices = [name for name in tensors if name.endswith(("Wemb", "logit_out_Wt", "logit_out_W"))]
+    pad = max(len(tensors[name]) for name in matrices)
+    for name in matrices:
+        tensors[name] = F.pad(tensors[name], (0, 0, 0, pad + 1 - len(tensors[name])))
+    bias = tensors.get("decoder_ff_logit_out_b", torch.zeros(0))
+    rows = len(bias) or next((len(tensors[n]) - 1 for n in ("decoder_Wemb", "Wemb") if n in tensors), pad)
+    bias = bias if len(bias) else torch.zeros(rows)
+    tensors["decoder_ff_logit_out_b"] = F.pad(bias, (0, pad + 1 - len(bias)), value=NEVER)
+    return pad
+
+
+# ---- The model ----
+def _layout(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], pad: int) -> Layout:
+    order = tuple(
+        str(settings.get(f"transformer-{name}", "")) for name in ("preprocess", "postprocess", "postprocess-top")
+    )
+    if order not in NORMS:
+        known = " or ".join(map(str, NORMS))
+        raise ConversionError(f"its transformer-preprocess, -postprocess and -postprocess-top are {order}, not {known}")
+    position, has_final = NORMS[order]
+    suffix = "_pre" if position == "pre" else ""
+    names: dict[str, str | float] = {"lm_head.bias": "decoder_ff_logit_out_b"}
+    for stack in STACKS:
+        there = f"{stack}_l{{n+1}}"
+        for ours, theirs in (("self_attn", "self"), *((("encoder_attn", "context"),) if stack == "decoder" else ())):
+            for one, letter in zip(("q", "k", "v", "out"), "qkvo", strict=True):
+                names[f"{stack}.layers.*.{ours}.{one}_proj.weight"] = f"{there}_{theirs}_W{letter}"
+                names[f"{stack}.layers.*.{ours}.{one}_proj.bias"] = f"{there}_{theirs}_b{letter}"
+            names |= dict(_norm(f"{stack}.layers.*.{ours}_layer_norm", f"{there}_{theirs}_Wo_ln", suffix))
+        for number in "12":
+            names[f"{stack}.layers.*.feed_forward.fc{number}.weight"] = f"{there}_ffn_W{number}"
+            names[f"{stack}.layers.*.feed_forward.fc{number}.bias"] = f"{there}_ffn_b{number}"
+        names |= dict(_norm(f"{stack}.layers.*.final_layer_norm", f"{there}_ffn_ffn_ln", suffix))
+        if has_final:
+            names |= dict(_norm(f"{stack}.layer_norm", f"{stack}_top_ln", ""))
+    source, target = (("Wemb",) * 2) if "Wemb" in tensors else ("encoder_Wemb", "decoder_Wemb")
+    outputs = [name for name in ("decoder_ff_logit_out_Wt", "decoder_ff_logit_out_W") if name in tensors]
+    names |= {SOURCE: source, TARGET: target, OUTPUT: (outputs or [target])[0]}
+    heads = settings.get("transformer-heads", 8)
+    fields = {
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "norm_position": position,
+        "final_layer_norm": has_final,
+        "layer_norm_eps": 1e-6,
+        "position_encoding": "tensor2tensor",
+        "activation_function": settings.get("transformer-ffn-activation", "swish"),
+        "dropout": settings.get("transformer-dropout", 0.0),
+        "attention_dropout": settings.get("transformer-dropout-attention", 0.0),
+        "activation_dropout": settings.get("transformer-dropout-ffn", 0.0),
+        "label_smoothing": settings.get("label-smoothing", 0.0),
+        "pad_token_id": pad,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "decoder_start_token_id": pad,
+    }
+    return Layout(names, fields, required=("*.bias",))
+
+
+def _norm(ours: str, theirs: str, suffix: str) -> Iterator[tuple[str, str]]:
+    for one, other in (("weight", "scale"), ("bias", "bias")):
+        yield f"{ours}.{one}", f"{theirs}_{other}{suffix}"
+
+
+# ---- The vocabulary ----
+def _tokenizer(files: list[Path], pad: int) -> DictionaryTokenizer:
+    """Makes the tokenizer of one vocabulary for both sides, or of two."""
+    if not 1 <= len(files) <= len(SIDES):
+        raise ConversionError(f"{len(files)} vocabularies are given; give one, or the source's and the target's")
+    files = files if len(files) == len(SIDES) else files * 2
+    tokens = [_tokens(file) for file in files]
+    for file, own in zip(files, tokens, strict=True):
+        if len(own) > pad or own[:1] != [END] or UNKNOWN not in own:
+            raise ConversionError(
+                f"{file} isn't the vocabulary of this model: it has {len(own):,} tokens for {pad:,} rows, or {END} "
+                f"isn't the first or {UNKNOWN} missing"
+            )
+    filled = [[*own, *(f"<unused {n}>" for n in range(len(own), pad)), PAD] for own in tokens]
+    if all(file.suffix == ".spm" for file in files):
+        sides = zip(SIDES, filled, files, strict=True)
+        segmentation = {
+            side: {"tokens": own, "spm": base64.b64encode(file.read_bytes()).decode()} for side, own, file in sides
+        }
+        return DictionaryTokenizer(segmentation=segmentation, **SPECIAL_TOKENS)
+    return tokenizer_of(files[0].parent, (filled[0], filled[1]), SPECIAL_TOKENS)
+
+
+def _tokens(file: Path) -> list[str]:
+    """Reads the tokens of a vocabulary in the order of their ids: SentencePiece's, or Marian's .yml, .json or .txt."""
+    try:
+        if file.suffix == ".spm":
+            model = sentencepiece.SentencePieceProcessor(model_file=str(file))
+            return [model.id_to_piece(number) for number in range(model.get_piece_size())]
+        lines = file.read_text(encoding="utf-8").splitlines()
+        if file.suffix == ".txt":
+            return lines
+        numbers = dict(_entry(line) for line in lines if line.strip(" {},"))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConversionError(f"{file} can't be read as a vocabulary ({first_line(error)})") from error
+    if sorted(numbers.values()) != list(range(len(numbers))):
+        raise ConversionError(f"{file} isn't a vocabulary: its ids aren't 0 to {len(numbers) - 1}")
+    return sorted(numbers, key=numbers.__getitem__)
+
+
+def _entry(line: str) -> tuple[str, int]:
+    """Reads "token: id"; YAML itself would read yes, null or 1.0 as no text."""
+    token, _, number = line.strip().rstrip(",").rpartition(":")
+    token = token.strip()
+    quoted = token[:1] in "\"'" and token[-1:] == token[:1] and len(token) > 1
+    return (str(yaml.safe_load(token)) if quoted else token), int(number)

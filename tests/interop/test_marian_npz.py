@@ -1,0 +1,244 @@
+"""Marian's .npz files against a forward pass in float64, written from the format's description, and Marian itself."""
+
+import math
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import sentencepiece
+import yaml
+
+from hf_vanilla_transformer import Translator, cli
+from hf_vanilla_transformer.interop import marian_npz
+from hf_vanilla_transformer.interop.conversion import ConversionError, Options
+from hf_vanilla_transformer.interop.convert import recognise
+from hf_vanilla_transformer.translation.scoring import score_pairs
+
+DIM, INNER, HEADS, WORDS = 8, 12, 2, ["</s>", "<unk>", "a", "b", '"', "no", "1.0", "d"]
+LAYERS = {"encoder": 2, "decoder": 1}
+OPTIONS = {
+    "type": "transformer", "enc-depth": 2, "dec-depth": 1, "dim-emb": DIM, "transformer-heads": HEADS,
+    "transformer-dim-ffn": INNER, "transformer-ffn-activation": "swish", "transformer-preprocess": "",
+    "transformer-postprocess": "dan", "transformer-postprocess-top": "", "transformer-dropout": 0.1,
+}  # fmt: skip
+PRE = {"transformer-preprocess": "n", "transformer-postprocess": "da", "transformer-postprocess-top": "n"}
+TYINGS = {
+    "all": ["Wemb"],
+    "src": ["Wemb", "decoder_ff_logit_out_Wt"],
+    "target": ["encoder_Wemb", "decoder_Wemb"],
+    "none": ["encoder_Wemb", "decoder_Wemb", "decoder_ff_logit_out_Wt"],
+    "old": ["encoder_Wemb", "decoder_Wemb", "decoder_ff_logit_out_W"],
+}
+
+
+def arrays(tying: str = "all", bias: bool = True, **options) -> dict[str, np.ndarray]:
+    """Random weights by Marian's names and shapes."""
+    draw, found = np.random.default_rng(1), {}
+    suffix = "_pre" if options.get("transformer-preprocess") == "n" else ""
+
+    def put(name: str, *shape: int, mean: float = 0.0) -> None:
+        found[name] = (mean + 0.5 * draw.standard_normal(shape)).astype(np.float32)
+
+    def norm(name: str, suffix: str) -> None:
+        put(f"{name}_scale{suffix}", 1, DIM, mean=1.0)
+        put(f"{name}_bias{suffix}", 1, DIM)
+
+    for stack, number in LAYERS.items():
+        for layer in (f"{stack}_l{n}" for n in range(1, number + 1)):
+            for part in ("self", "context")[: 1 + (stack == "decoder")]:
+                for letter in "qkvo":
+                    put(f"{layer}_{part}_W{letter}", DIM, DIM)
+                    put(f"{layer}_{part}_b{letter}", 1, DIM)
+                norm(f"{layer}_{part}_Wo_ln", suffix)
+            put(f"{layer}_ffn_W1", DIM, INNER)
+            put(f"{layer}_ffn_b1", 1, INNER)
+            put(f"{layer}_ffn_W2", INNER, DIM)
+            put(f"{layer}_ffn_b2", 1, DIM)
+            norm(f"{layer}_ffn_ffn_ln", suffix)
+        if suffix:
+            norm(f"{stack}_top_ln", "")
+    for name in TYINGS[tying]:
+        put(name, *((DIM, len(WORDS)) if name.endswith("_W") else (len(WORDS), DIM)))
+    if bias:
+        put("decoder_ff_logit_out_b", 1, len(WORDS))
+    ties = {f"tied-embeddings{end}": tying == kind for end, kind in (("-all", "all"), ("-src", "src"), ("", "target"))}
+    text = yaml.safe_dump({**OPTIONS, "dim-vocabs": [len(WORDS)] * 2, **ties, **options}).encode() + b"\0"
+    text += b"\0" * (-len(text) % 256)
+    return found | {"special:model.yml": np.frombuffer(text, dtype=np.int8)}
+
+
+class Reference:
+    """Marian's transformer in float64; sources and targets are ids with their end."""
+
+    def __init__(self, weights: dict[str, np.ndarray], **options) -> None:
+        self.w = {name: value.astype(np.float64) for name, value in weights.items() if ":" not in name}
+        self.options = {**OPTIONS, **options}
+        self.pre = self.options["transformer-preprocess"] == "n"
+
+    def score(self, source: list[int], target: list[int]) -> float:
+        memory = self.stack("encoder", self.embedded("encoder", source), None)
+        rows = np.vstack([np.zeros(DIM), math.sqrt(DIM) * self.matrix("decoder")[target[:-1]]])  # it begins with zeros
+        states = self.stack("decoder", rows + self.positions(len(rows)), memory)
+        output = self.w.get("decoder_ff_logit_out_Wt", self.w.get("decoder_ff_logit_out_W", np.zeros(0)).T)
+        output = output if output.size else self.matrix("decoder")
+        logits = states @ output.T + self.w.get("decoder_ff_logit_out_b", 0.0)
+        logits -= logits.max(axis=1, keepdims=True)
+        log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        return float(log_probabilities[np.arange(len(target)), target].sum())
+
+    def matrix(self, stack: str) -> np.ndarray:
+        return self.w["Wemb"] if "Wemb" in self.w else self.w[f"{stack}_Wemb"]
+
+    def embedded(self, stack: str, ids: list[int]) -> np.ndarray:
+        return math.sqrt(DIM) * self.matrix(stack)[ids] + self.positions(len(ids))
+
+    @staticmethod
+    def positions(length: int) -> np.ndarray:
+        angles = np.arange(length)[:, None] * 10_000.0 ** (-np.arange(DIM // 2) / (DIM // 2 - 1))
+        return np.hstack([np.sin(angles), np.cos(angles)])
+
+    def stack(self, stack: str, x: np.ndarray, memory: np.ndarray | None) -> np.ndarray:
+        mask = np.triu(np.full((len(x), len(x)), -np.inf), 1) if stack == "decoder" else 0.0
+        for layer in (f"{stack}_l{n}" for n in range(1, LAYERS[stack] + 1)):
+            y = self.before(f"{layer}_self_Wo_ln", x)
+            x = self.after(f"{layer}_self_Wo_ln", x + self.attention(f"{layer}_self", y, y, mask))
+            if memory is not None:
+                y = self.before(f"{layer}_context_Wo_ln", x)
+                x = self.after(f"{layer}_context_Wo_ln", x + self.attention(f"{layer}_context", y, memory, 0.0))
+            y = self.before(f"{layer}_ffn_ffn_ln", x)
+            x = self.after(f"{layer}_ffn_ffn_ln", x + self.feed_forward(layer, y))
+        return self.norm(f"{stack}_top_ln", x, "") if self.pre else x
+
+    def before(self, name: str, x: np.ndarray) -> np.ndarray:
+        return self.norm(name, x, "_pre") if self.pre else x
+
+    def after(self, name: str, x: np.ndarray) -> np.ndarray:
+        return x if self.pre else self.norm(name, x, "")
+
+    def norm(self, name: str, x: np.ndarray, suffix: str) -> np.ndarray:
+        scaled = (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + 1e-6)
+        return scaled * self.w[f"{name}_scale{suffix}"] + self.w[f"{name}_bias{suffix}"]
+
+    def attention(self, name: str, x: np.ndarray, memory: np.ndarray, mask) -> np.ndarray:
+        q, k, v = (
+            (y @ self.w[f"{name}_W{one}"] + self.w[f"{name}_b{one}"]).reshape(len(y), HEADS, -1).transpose(1, 0, 2)
+            for one, y in zip("qkv", (x, memory, memory), strict=True)
+        )
+        scores = q @ k.transpose(0, 2, 1) / math.sqrt(DIM / HEADS) + mask
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        joined = (weights @ v).transpose(1, 0, 2).reshape(len(x), DIM)
+        return joined @ self.w[f"{name}_Wo"] + self.w[f"{name}_bo"]
+
+    def feed_forward(self, layer: str, x: np.ndarray) -> np.ndarray:
+        inner = x @ self.w[f"{layer}_ffn_W1"] + self.w[f"{layer}_ffn_b1"]
+        is_swish = self.options["transformer-ffn-activation"] == "swish"
+        inner = inner / (1 + np.exp(-inner)) if is_swish else np.maximum(inner, 0)
+        return inner @ self.w[f"{layer}_ffn_W2"] + self.w[f"{layer}_ffn_b2"]
+
+
+def write(folder, weights: dict[str, np.ndarray]) -> Options:
+    """Writes a model with a vocabulary in Marian's own YAML, and returns the options of its conversion."""
+    np.savez(folder / "model.npz", **weights)
+    quoted = {'"': r'"\""', "no": '"no"'}
+    (folder / "vocab.yml").write_text("".join(f"{quoted.get(word, word)}: {n}\n" for n, word in enumerate(WORDS)))
+    return Options(vocab=(folder / "vocab.yml",))
+
+
+@pytest.mark.parametrize("tying", TYINGS)
+@pytest.mark.parametrize(("options", "bias"), [({}, True), (PRE | {"transformer-ffn-activation": "relu"}, False)])
+def test_log_probabilities_are_marians(tying, options, bias, tmp_path):
+    weights = arrays(tying, bias, **options)
+    found = marian_npz.load(tmp_path / "model.npz", write(tmp_path, weights))
+    assert found.tokenizer("a no 1.0 x")["input_ids"] == [2, 5, 6, 1, 0]
+    assert found.tokenizer.pad_token_id == len(WORDS) == found.model.config.decoder_start_token_id
+    sources, targets = ["a b", 'b " d no a', "d"], ["d d 1.0", "a", ""]
+    scores = score_pairs(found.model, found.tokenizer, sources, targets)
+    reference = Reference(weights, **options)
+    for source, target, score in zip(sources, targets, scores, strict=True):
+        ids = [[*map(WORDS.index, text.split()), 0] for text in (source, target)]
+        assert score.log_probability == pytest.approx(reference.score(*ids), abs=1e-5)
+
+
+def test_the_command(tmp_path, capsys):
+    write(tmp_path, arrays())
+    command = ["convert", str(tmp_path / "model.npz"), "--output", str(tmp_path / "ours")]
+    assert recognise(tmp_path / "model.npz") == "marian-npz"
+    assert cli.main(command) == 2
+    assert "has no vocabulary in it; give --vocab FILE" in capsys.readouterr().err
+    assert cli.main([*command, "--vocab", str(tmp_path / "vocab.yml")]) == 0
+    assert "note: Marian has no start token" in capsys.readouterr().out
+    (translation,) = Translator(tmp_path / "ours")(["a b d"], num_beams=2, max_new_tokens=12)
+    assert set(translation.split()) <= set(WORDS)  # the added token is never chosen
+    assert cli.main(["convert", str(tmp_path / "ours"), "--vocab", "x", "--output", str(tmp_path / "no")]) == 2
+
+
+def test_pieces_of_sentencepiece(tmp_path):
+    (tmp_path / "text").write_text("ab abc bc cab\n" * 20)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "m"), vocab_size=8, bos_id=-1, eos_id=0, unk_id=1,
+        minloglevel=2,
+    )  # fmt: skip
+    shutil.move(tmp_path / "m.model", tmp_path / "vocab.spm")
+    write(tmp_path, arrays())
+    found = marian_npz.load(tmp_path / "model.npz", Options(vocab=(tmp_path / "vocab.spm",)))
+    model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "vocab.spm"))
+    assert found.tokenizer("ab cab")["input_ids"] == [*model.encode("ab cab"), 0]
+    assert found.tokenizer.decode(model.encode("ab cab")) == "ab cab"
+
+
+def changed(**changes) -> dict[str, np.ndarray]:
+    weights = arrays()
+    return {name: value for name, value in (weights | changes).items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (arrays(type="s2s"), "its type is 's2s', not 'transformer'"),
+        (arrays(**{"transformer-decoder-autoreg": "rnn"}), "its transformer-decoder-autoreg is 'rnn'"),
+        (arrays(**{"transformer-decoder-autoreg": "average-attention"}), "autoreg is 'average-attention'"),
+        (arrays(**{"transformer-postprocess-emb": "nd"}), "transformer-postprocess-emb is 'nd'"),
+        (arrays(**{"transformer-postprocess": "dahn"}), "-postprocess-top are .*'dahn'"),
+        (arrays(**{"transformer-tied-layers": [1, 1]}), r"transformer-tied-layers is \[1, 1\], not off"),
+        (arrays(**{"right-left": True}), "right-left is True"),
+        (changed(**{"special:model.yml": None}), "isn't Marian's: it has no special:model.yml"),
+        (changed(Wpos=np.zeros((4, DIM), np.float32)), "trained positions"),
+        (changed(encoder_l1_self_bq=None), "missing: encoder_l1_self_bq"),
+        (changed(encoder_l1_other=np.zeros((1, 4), np.float32)), "encoder_l1_other"),
+    ],
+)
+def test_other_models_are_refused(weights, message, tmp_path):
+    with pytest.raises(ConversionError, match=message):
+        marian_npz.load(tmp_path / "model.npz", write(tmp_path, weights))
+
+
+def test_damaged_files_are_named(tmp_path):
+    options = write(tmp_path, arrays())
+    (tmp_path / "vocab.yml").write_text("a: 0\nb: 1\n")
+    with pytest.raises(ConversionError, match=r"vocab\.yml isn't the vocabulary of this model: it has 2 tokens"):
+        marian_npz.load(tmp_path / "model.npz", options)
+    (tmp_path / "vocab.yml").write_text("a: 0\nb: 3\n")
+    with pytest.raises(ConversionError, match="its ids aren't 0 to 1"):
+        marian_npz.load(tmp_path / "model.npz", options)
+    content = (tmp_path / "model.npz").read_bytes()
+    (tmp_path / "model.npz").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ConversionError, match=r"model\.npz can't be read as \.npz"):
+        marian_npz.load(tmp_path / "model.npz", options)
+
+
+@pytest.mark.peers
+@pytest.mark.skipif(shutil.which("pymarian") is None, reason="pymarian isn't installed (600 MB)")
+@pytest.mark.parametrize("tying", ["all", "none"])
+@pytest.mark.parametrize("options", [{}, PRE])
+def test_marians_own_scorer(tying, options, tmp_path):
+    found = marian_npz.load(tmp_path / "model.npz", write(tmp_path, arrays(tying, **options)))
+    sources, targets = ["a b", "b d no a", "d"], ["d d 1.0", "a", "b b b b"]
+    for name, lines in (("source", sources), ("target", targets)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    vocabulary, texts = str(tmp_path / "vocab.yml"), [str(tmp_path / name) for name in ("source", "target")]
+    command = ["pymarian", "score", "-m", str(tmp_path / "model.npz"), "-v", vocabulary, vocabulary, "-t", *texts]
+    done = subprocess.run([*command, "--cpu-threads", "1", "--quiet"], capture_output=True, text=True, check=True)
+    scores = score_pairs(found.model, found.tokenizer, sources, targets)
+    assert [one.log_probability for one in scores] == pytest.approx(list(map(float, done.stdout.split())), abs=1e-4)
