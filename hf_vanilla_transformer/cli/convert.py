@@ -11,6 +11,7 @@ SYSTEMS = {
     "marian-npz": "Marian's own model.npz, with --vocab",
     "fairseq": "fairseq's transformer, a checkpoint or its folder",
     "opennmt": "OpenNMT-py 3, a .pt file",
+    "eole": "Eole, a folder with config.json and vocab.json",
     "joeynmt": "JoeyNMT, a folder with config.yaml and best.ckpt",
     "mapping": "a state dict of any encoder-decoder in PyTorch, by --mapping",
 }

@@ -15,7 +15,7 @@ from ..checkpoints.loading import tokenizer_fingerprint
 from ..errors import first_line
 from ..hub.facts import strings
 from ..hub.model_card import RunFacts, local_name, save_card
-from . import fairseq, joeynmt, mapping, marian, marian_npz, opennmt
+from . import eole, fairseq, joeynmt, mapping, marian, marian_npz, opennmt
 from .conversion import ConversionError, Converted, Options, check_savable
 from .pickles import read, tensors_of
 
@@ -24,12 +24,13 @@ SYSTEMS: dict[str, ModuleType] = {
     "marian-npz": marian_npz,
     "fairseq": fairseq,
     "opennmt": opennmt,
+    "eole": eole,
     "joeynmt": joeynmt,
     "mapping": mapping,
 }
 UNKNOWN = (
     "isn't the model of a known system; give --from with one of {known}. docs/interop.md says what their models "
-    "consist of; tensor2tensor and Eole aren't supported"
+    "consist of; tensor2tensor isn't supported"
 )
 TOLERANCE = 1e-3  # of log-probabilities, as a part of the largest: other kernels round differently
 LIMITS = "Quality, training data and licence are those of the original model."

@@ -19,7 +19,7 @@ def test_what_isnt_supported(tmp_path, capsys):
     assert cli.main(["convert", str(source), "--output", str(tmp_path / "ours")]) == 2
     error = capsys.readouterr().err
     assert f"{source} isn't the model of a known system; give --from with one of marian, marian-npz" in error
-    assert "tensor2tensor and Eole aren't supported" in error
+    assert "tensor2tensor isn't supported" in error
     assert not (tmp_path / "ours").exists()
 
 

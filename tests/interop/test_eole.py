@@ -1,0 +1,145 @@
+"""Eole's folders as ours."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plain_reference import Reference, assert_same
+from safetensors.torch import save_file
+
+from hf_vanilla_transformer import cli
+from hf_vanilla_transformer.interop import eole
+from hf_vanilla_transformer.interop.conversion import ConversionError, Options
+from hf_vanilla_transformer.interop.convert import recognise
+
+WIDTH, INNER, LAYERS = 12, 10, {"encoder": 2, "decoder": 3}
+SPECIAL = ["<unk>", "<blank>", "<s>", "</s>"]
+WORDS = {"src": [*SPECIAL, *(f"s{i}" for i in range(20))], "tgt": [*SPECIAL, *(f"t{i}" for i in range(12))]}
+ROLES = {
+    "source": "src_emb.embeddings", "target": "tgt_emb.embeddings", "output": "generator",
+    "encoder": "encoder.transformer_layers.{}", "decoder": "decoder.transformer_layers.{}",
+    "attention": ("linear_query", "linear_keys", "linear_values", "final_linear"),
+    "feed_forward": ("mlp.gate_up_proj", "mlp.down_proj"), "own": ("self_attn", "self_attn"), "cross": "context_attn",
+    "encoder_norms": ("input_layernorm", "post_attention_layernorm"),
+    "decoder_norms": ("input_layernorm", "precontext_layernorm", "post_attention_layernorm"),
+}  # fmt: skip
+MODEL = {
+    "architecture": "transformer", "hidden_size": WIDTH, "heads": 3, "transformer_ff": INNER,
+    "embeddings": {"position_encoding": True, "position_encoding_type": "SinusoidalInterleaved"},
+    "encoder": {"encoder_type": "transformer", "layers": 2}, "decoder": {"decoder_type": "transformer", "layers": 3},
+}  # fmt: skip
+
+
+def weights(biased: bool = False, tied: str = "none") -> dict[str, torch.Tensor]:
+    """Random weights in Eole's layout."""
+    tensors = {}
+
+    def module(name: str, *shape: int, bias: bool = True) -> None:
+        tensors[f"{name}.weight"] = torch.randn(*shape) * 0.6 + (1 if len(shape) == 1 else 0)
+        if bias:
+            tensors[f"{name}.bias"] = torch.randn(shape[0])
+
+    module(ROLES["source"], len(WORDS["src"]), WIDTH, bias=False)
+    if tied != "all":
+        module(ROLES["target"], len(WORDS["tgt"]), WIDTH, bias=False)
+    for stack in LAYERS:
+        module(f"{stack}.layer_norm", WIDTH)
+    for stack, layer in ((stack, ROLES[stack].format(n)) for stack, number in LAYERS.items() for n in range(number)):
+        attentions = ("self_attn", "context_attn")[: 1 + (stack == "decoder")]
+        for name in (f"{layer}.{attention}.{part}" for attention in attentions for part in ROLES["attention"]):
+            module(name, WIDTH, WIDTH, bias=biased)
+        module(f"{layer}.mlp.gate_up_proj", INNER, WIDTH, bias=biased)
+        module(f"{layer}.mlp.down_proj", WIDTH, INNER, bias=biased)
+        for norm in ROLES[f"{stack}_norms"]:
+            module(f"{layer}.{norm}", WIDTH)
+    for number in range(LAYERS["decoder"]):
+        tensors[f"{ROLES['decoder'].format(number)}.layer_scalar"] = torch.ones(1)
+    rows = len(WORDS["src" if tied == "all" else "tgt"])
+    tensors["generator.bias"] = torch.randn(rows)
+    if tied == "none":
+        tensors["generator.weight"] = torch.randn(rows, WIDTH)
+    return tensors
+
+
+def write(folder, tensors, vocabulary=None, model=None, **config):
+    words = vocabulary or WORDS
+    (folder / "vocab.json").write_text(json.dumps({**words, "decoder_start_token": "<s>", "specials": {}}))
+    (folder / "config.json").write_text(json.dumps({"model": {**MODEL, **(model or {})}, **config}))
+    save_file({name: value.clone() for name, value in tensors.items()}, folder / "model.00.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("variant", ["plain", "biased", "gelu", "concatenated", "eps", "tied", "shared"])
+def test_logits_and_decoding(variant, tmp_path):
+    model = {
+        "gelu": {"mlp_activation_fn": "gelu"},
+        "concatenated": {"embeddings": {"position_encoding_type": "SinusoidalConcat"}},
+        "eps": {"norm_eps": 0.1},
+        "biased": {"add_qkvbias": True, "add_ffnbias": True},
+        "tied": {"share_decoder_embeddings": True},
+        "shared": {"share_embeddings": True, "share_decoder_embeddings": True},
+    }.get(variant)
+    tying = {"tied": "decoder", "shared": "all"}.get(variant, "none")
+    tensors = weights(variant == "biased", tying)
+    words = {"src": WORDS["src"], "tgt": WORDS["src"]} if variant == "shared" else None
+    assert recognise(write(tmp_path, tensors, words, model)) == "eole"
+    ours = eole.load(tmp_path, Options(with_tokenizer=False)).model
+    assert ours.config.tie_word_embeddings == (variant in ("tied", "shared"))
+    assert ours.config.share_encoder_decoder_embeddings == (variant == "shared")
+    if variant == "shared":
+        tensors["tgt_emb.embeddings.weight"] = tensors["src_emb.embeddings.weight"]
+    tensors.setdefault("generator.weight", tensors["tgt_emb.embeddings.weight"])
+    theirs = Reference(
+        tensors,
+        ROLES,
+        heads=(3, 3),
+        pre=True,
+        activation=F.gelu if variant == "gelu" else F.relu,
+        eps=0.1 if variant == "eps" else 1e-5,
+        concatenated=variant == "concatenated",
+    )
+    assert_same(ours, theirs.logits, pad=1, start=2)
+
+
+def test_learned_positions_are_not_scaled(tmp_path):
+    tensors = weights() | {f"{side}_emb.pe.weight": torch.randn(30, WIDTH) for side in ("src", "tgt")}
+    model = {"embeddings": {"position_encoding_type": "Learned", "n_positions": 30}}
+    ours = eole.load(write(tmp_path, tensors, model=model), Options(with_tokenizer=False)).model
+    assert (ours.config.position_encoding, ours.config.scale_embedding) == ("learned", False)
+    assert torch.equal(ours.model.encoder.embed_positions.weight, tensors["src_emb.pe.weight"])
+
+
+def test_the_command_and_its_tokenizer(tmp_path, capsys):
+    write(tmp_path, weights())
+    assert cli.main(["convert", str(tmp_path), "--output", str(tmp_path / "ours")]) == 0
+    assert "note: a folder of Eole has no generation settings" in capsys.readouterr().out
+    made = eole.load(tmp_path, Options())
+    assert made.tokenizer("s1 s2 x")["input_ids"] == [5, 6, 0]  # sources have no end
+    assert made.tokenizer(text_target="t1 t2")["input_ids"] == [5, 6, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": {"embeddings": {"position_encoding_type": "Rotary"}}}, "position_encoding_type is 'Rotary'"),
+        ({"model": {"mlp_activation_fn": "gated-silu"}}, "mlp_activation_fn is gated-silu"),
+        ({"model": {"layer_norm": "rms"}}, "layer_norm is 'rms', not 'standard'"),
+        ({"model": {"heads_kv": 1}}, "heads_kv is 1, not None"),
+        ({"model": {"num_experts": 4}}, "num_experts is 4, not off"),
+        ({"model": {"encoder": {"encoder_layer_style": "postnorm"}}}, "encoder_layer_style is 'postnorm'"),
+        ({"transforms": ["onmt_tokenize"]}, "go through onmt_tokenize, and no tokenizer here does that"),
+        ({"vocabulary": {"src": WORDS["src"][:3], "tgt": WORDS["tgt"]}}, "vocab.json has no </s> on both sides"),
+    ],
+)
+def test_other_models_are_refused(change, message, tmp_path):
+    write(tmp_path, weights(), **change)
+    with pytest.raises(ConversionError, match=message):
+        eole.load(tmp_path, Options())
+
+
+def test_missing_weights_are_named(tmp_path):
+    write(tmp_path, weights())
+    (tmp_path / "model.00.safetensors").unlink()
+    with pytest.raises(ConversionError, match=r"has no model\.00\.safetensors; give the folder that `eole train`"):
+        eole.load(tmp_path, Options())
