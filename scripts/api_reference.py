@@ -21,6 +21,7 @@ MODULES = (
     "hf_vanilla_transformer.generation_vanilla_transformer",
     "hf_vanilla_transformer.tokenization_vanilla_transformer",
     "hf_vanilla_transformer.tokenization_dictionary",
+    "hf_vanilla_transformer.tokenization_source_target",
     "hf_vanilla_transformer.engine",
     "hf_vanilla_transformer.data",
     "hf_vanilla_transformer.metrics",

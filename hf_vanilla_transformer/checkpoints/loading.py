@@ -31,7 +31,7 @@ from .kinds import CONFIG, GENERATION_CONFIG
 MODEL_TYPE = VanillaTransformerConfig.model_type
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
-# Of tokenizers, this package's and others; "target_tokenizer.json" and "segmentation.json" are of converted models.
+# Of tokenizers, this package's and others; "segmentation.json" is of converted models.
 # In full, as a pattern like "vocab*" would publish a user's own files, and remove them from a repository.
 VOCABULARY_FILES = (
     *("tokenizer.json", "target_tokenizer.json", "segmentation.json", "vocab.json", "vocab.txt", "target_vocab.json"),
