@@ -90,6 +90,10 @@ def recognise(source: str | Path) -> str:
     if not found and (not place.exists() or (place / "config.json").exists()):  # a name on the Hub; Marian's error says
         return "marian"
     known = ", ".join(SYSTEMS)
+    if not found and place.is_file() and (mappings := mapping.matching(place)):
+        raise ConversionError(
+            f"{source} has the names of the shipped mapping {mappings[0]}; give --mapping {mappings[0]}"
+        )
     if not found:
         raise ConversionError(f"{source} {UNKNOWN.format(known=known)}")
     if len(found) > 1:

@@ -5,14 +5,16 @@ docs/interop.md describes the file's entries.
 
 import math
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import yaml
+from torch import Tensor
 
 from ..errors import first_line
 from .conversion import ConversionError, Converted, Options
-from .layout import POSITIONS, Layout, from_tensors, variants
+from .layout import POSITIONS, STACKS, Layout, count_layers, from_tensors, rules_of, variants
 from .mappings import FOLDER, shipped_mappings
 from .pickles import read, tensors_of
 
@@ -52,11 +54,42 @@ def load(source: str | Path, options: Options) -> Converted:
         known = ", ".join(shipped_mappings())
         raise ConversionError(f"give --mapping, a YAML file with the layout of {source} or one of {known}")
     layout = read_mapping(options.mapping)
-    file = Path(source)
+    model = from_tensors(_tensors(Path(source)), layout)
+    return Converted(model, notes=tuple(_norm_note(layout, model.config.layer_norm_eps)))
+
+
+def matching(file: Path) -> list[str]:
+    """Returns the shipped mappings whose names are those of a state dict, none missing and none left over."""
+    try:
+        tensors = _tensors(file)
+    except ConversionError:  # it is no state dict
+        return []
+    found = []
+    for name in shipped_mappings():
+        entries = _entries(name)
+        layout = Layout(entries["names"], ignored=tuple(entries.get("ignored", ())))
+        # Counting layers takes long: first, what is in none.
+        outside = {ours: theirs for ours, theirs in layout.names.items() if "*" not in ours}
+        if _names(Layout(outside), dict.fromkeys(STACKS, 0), needed=True) - tensors.keys():
+            continue
+        layers = count_layers(layout, tensors)
+        others = tensors.keys() - _names(layout, layers)
+        is_left_over = any(not any(fnmatchcase(one, pattern) for pattern in layout.ignored) for one in others)
+        if _names(layout, layers, needed=True) <= tensors.keys() and not is_left_over:
+            found.append(name)
+    return found
+
+
+def _names(layout: Layout, layers: Mapping[str, int], *, needed: bool = False) -> set[str]:
+    """The tensors of a layout; with `needed`, without biases, as there are models with and without."""
+    names = {one for rule in rules_of(layout, layers) for one in rule.theirs}
+    return {one for one in names if not (needed and one.endswith("bias"))}
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
     value = read(file)
     place = next((one for one in PLACES if isinstance(value, Mapping) and isinstance(value.get(one), Mapping)), None)
-    model = from_tensors(tensors_of(value if place is None else value[place], file), layout)
-    return Converted(model, notes=tuple(_norm_note(layout, model.config.layer_norm_eps)))
+    return tensors_of(value if place is None else value[place], file)
 
 
 def _norm_note(layout: Layout, eps: float) -> tuple[str, ...]:
@@ -98,7 +131,8 @@ def read_mapping(source: str | Path) -> Layout:
         raise ConversionError(f"{source}: first_position is {first}; give 0 or more")
     needed = NEEDED if POSITIONS[0] in names else (*NEEDED, "position_encoding")
     if missing := [name for name in needed if name not in config]:
-        raise ConversionError(f"{source}: config lacks {', '.join(missing)}; no tensor tells that")
+        extends = f" in a file of your own with `extends: {source}`" if str(source) in shipped_mappings() else ""
+        raise ConversionError(f"{source}: config lacks {', '.join(missing)}, which no tensor tells: give it{extends}")
     return Layout(
         names=_prefixed(names, entries.get("prefix", "")),
         fields=config,

@@ -90,7 +90,7 @@ class Reference(nn.Module):
     projections, maps = ("w_q", "w_k", "w_v", "fc"), ("ffn.fc1", "ffn.fc2")
     norms = ("norm1", "norm2", "norm3")  # of a decoder's layer, in the order of the sub-layers
     encoder_norms = slice(2)  # of these, the encoder's
-    output = "decoder.fc_out"
+    output, layers = "decoder.fc_out", "{}.layers"
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ class Reference(nn.Module):
                 put(self, f"{stack}.norm", self.norm())
             for number in range((ENCODER_LAYERS, DECODER_LAYERS)[side]):
                 for name, part in self.parts(stack):
-                    put(self, f"{stack}.layers.{number}.{name}", part)
+                    put(self, f"{self.layers.format(stack)}.{number}.{name}", part)
         put(self, self.output, linear(D, TARGET_WORDS))
 
     def parts(self, stack):
@@ -140,8 +140,8 @@ class Reference(nn.Module):
         of_source, of_target = masks(source, target)
         memory = None
         for stack, ids, own in (("encoder", source, of_source), ("decoder", target, of_target)):
-            x, part = self.embedded(ids, stack), getattr(self, stack)
-            for layer in part.layers:
+            x, part = self.embedded(ids, stack), getattr(self, stack, None)
+            for layer in self.get_submodule(self.layers.format(stack)):
                 first, *norms = (layer.get_submodule(name) for name in self.norms_of(stack))
                 attend, *cross = (self.by(layer.get_submodule(name)) for name in self.attentions_of(stack))
                 x = self.run(x, first, lambda x: attend(x, x, own))  # noqa: B023
@@ -239,6 +239,12 @@ class ModuleShared(Reference):
     attentions = ("attention", "attention", "attention")
 
 
+class ModuleWq(Reference):
+    is_scaled, output, layers, attentions = False, "fc_out", "{}_layers", ("self_attn", "self_attn", "enc_attn")
+    words, tables = ("embedding",) * 2, ("positional_encoding.pe",) * 2
+    maps = ("feedforward.linear1", "feedforward.linear2")
+
+
 class ModulePrenorm(Reference):
     is_pre, output = True, "fc_out"
     projections, maps = ("q_linear", "k_linear", "v_linear", "out"), ("ffn.linear1", "ffn.linear2")
@@ -282,6 +288,7 @@ LAYOUTS = {
     "module_fc": (Reference, {}),
     "module_prenorm": (ModulePrenorm, {}),
     "module_shared": (ModuleShared, {}),
+    "module_wq": (ModuleWq, {}),
     "samlynnevans": (SamLynnEvans, {}),
     "torch_tutorial": (TorchTutorial, {}),
 }
@@ -324,6 +331,17 @@ def assert_same(ours, theirs):
     ours.generation_config.suppress_tokens = [PAD]
     with torch.no_grad():
         plain_reference.assert_same(ours, lambda source, mask, target: theirs(source, target), PAD, START)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_shipped_layout_is_named(layout, tmp_path, capsys):
+    file = saved(tmp_path, random_model(LAYOUTS[layout][0]))
+    found = mapping.matching(file)
+    assert layout in found
+    assert cli.main(["convert", str(file), "--output", str(tmp_path / "ours")]) == 2
+    assert f"has the names of the shipped mapping {found[0]}; give" in capsys.readouterr().err
+    torch.save({**torch.load(file), "another.weight": torch.zeros(2)}, file)
+    assert mapping.matching(file) == []
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -644,7 +662,7 @@ def test_numbers_that_no_tensor_tells(tmp_path):
     entries = entries_of("bentrevett")
     for name in ("pad_token_id", "decoder_start_token_id"):
         del entries["config"][name]
-    with pytest.raises(ConversionError, match="no tensor tells that") as raised:
+    with pytest.raises(ConversionError, match="which no tensor tells: give it") as raised:
         load_own(tmp_path, random_model(Bentrevett), entries)
     assert "pad_token_id" in str(raised.value)
     assert "decoder_start_token_id" in str(raised.value)
