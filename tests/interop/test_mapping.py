@@ -172,6 +172,13 @@ class Annotated(Reference):
         return UnbiasedNorm("a_2", "b_2")
 
 
+class AnnotatedA2(Annotated):
+    output, maps = "generator.project", ("feed_forward.w1", "feed_forward.w2")
+
+    def norm(self):
+        return UnbiasedNorm("a2", "b2")
+
+
 class Hkproj(Reference):
     is_pre, has_attention_bias, output = True, False, "projection_layer.proj"
     attentions = ("self_attention_block", "self_attention_block", "cross_attention_block")
@@ -282,6 +289,7 @@ def torch_hidden(transformer, embedded_source, embedded_target, source, target):
 
 LAYOUTS = {
     "annotated_transformer": (Annotated, {}),
+    "annotated_a2": (AnnotatedA2, {}),
     "bentrevett": (Bentrevett, {}),
     "hkproj": (Hkproj, {}),
     "hyunwoongko": (Hyunwoongko, {"layer_norm": "biased"}),
