@@ -10,7 +10,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 
 class SourceTargetTokenizerFast(PreTrainedTokenizerFast):
-    """Reads sources by tokenizer.json and targets by target_tokenizer.json, which have the same special tokens.
+    """Reads sources with tokenizer.json and targets with target_tokenizer.json; their special tokens are the same.
 
     `tokenizer(texts)` reads the source side, `tokenizer(text_target=texts)` the target side. Decoding spells the target
     side; with `use_source_tokenizer=True`, the source side. As with transformers' MarianTokenizer, tokens are converted

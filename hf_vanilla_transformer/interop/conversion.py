@@ -1,8 +1,9 @@
 """What all systems share: the options of a conversion, its result, its error, and the check before an export."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,6 +54,28 @@ class Converted:
     metadata: Mapping[str, object] = field(default_factory=dict)
     base_model: str | None = None
     notes: tuple[str, ...] = ()
+
+
+def check_options(
+    options: Mapping[str, Any], wanted: Mapping[str, tuple[object, ...]], unwanted: Sequence[str] = ()
+) -> None:
+    """Refuses the options of a model that computes something else.
+
+    Args:
+        options: Those that the model was made with.
+        wanted: Option -> the values that it may have, where it is given.
+        unwanted: Options that have to be off.
+
+    Raises:
+        ConversionError: An option has another value.
+    """
+    for name, values in wanted.items():
+        if name in options and options[name] not in values:
+            known = repr(values[0]) if len(values) == 1 else " or ".join(map(str, values))
+            raise ConversionError(f"the model can't be converted: its {name} is {options[name]!r}, not {known}")
+    for name in unwanted:
+        if options.get(name):
+            raise ConversionError(f"the model can't be converted: its {name} is {options[name]!r}, not off")
 
 
 def check_savable(settings: GenerationConfig) -> None:

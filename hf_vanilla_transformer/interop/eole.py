@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.loading import read_json
-from .conversion import ConversionError, Converted, Options
+from .conversion import ConversionError, Converted, Options, check_options
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
+from .opennmt import ATTENTION, BOS, EOS, PAD, POSITION_ENCODINGS, SPECIAL_TOKENS
+from .opennmt import TRANSFORMS as OPENNMT_TRANSFORMS
 from .pickles import read
 from .segmentation import TOKENIZED_TEXT, tokenizer_of
 
@@ -22,11 +24,7 @@ NAMES: dict[str, str | float] = {
     **layer_names(
         LAYERS,
         {
-            "q_proj": "linear_query",
-            "k_proj": "linear_keys",
-            "v_proj": "linear_values",
-            "out_proj": "final_linear",
-            "encoder_attn": "context_attn",
+            **ATTENTION,
             "feed_forward": "mlp",
             "fc1": "gate_up_proj",
             "fc2": "down_proj",
@@ -48,30 +46,15 @@ WANTED: dict[str, tuple[object, ...]] = {
     "normalize": (False,),
     "heads_kv": (None, 0),
 }
-UNWANTED: tuple[str, ...] = (
-    "parallel_residual",
-    "shared_layer_norm",
-    "ffn_layernorm",
-    "num_experts",
-    "query_norm",
-    "key_norm",
+# Options that have to be off.
+UNWANTED = (
+    *("parallel_residual", "shared_layer_norm", "ffn_layernorm", "num_experts", "query_norm", "key_norm"),
+    *("head_dim", "relative_positions_buckets", "sliding_window", "rope_config", "position_shift"),
 )
-UNWANTED += ("head_dim", "relative_positions_buckets", "sliding_window", "rope_config", "position_shift")
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "silu": "silu"}
-ENCODINGS = {"SinusoidalInterleaved": "paper", "SinusoidalConcat": "tensor2tensor", "Learned": "learned"}
-PAD, BOS, EOS, UNKNOWN = "<blank>", "<s>", "</s>", "<unk>"
+ENCODINGS = {**POSITION_ENCODINGS, "Learned": "learned"}
 DECODING = "a folder of Eole has no generation settings: the paper's are written (beam of 4, alpha 0.6)"
-TRANSFORMS = (
-    "bpe",
-    "sentencepiece",
-    "clean",
-    "filtertoolong",
-    "switchout",
-    "tokendrop",
-    "tokenmask",
-    "suffix",
-    "prefix",
-)
+TRANSFORMS = (*OPENNMT_TRANSFORMS, "suffix", "prefix")
 
 
 def recognises(source: Path) -> bool:
@@ -94,7 +77,7 @@ def load(source: str | Path, options: Options) -> Converted:
         raise ConversionError(str(error)) from error
     model = config.get("model") or {}
     for part in (model, *(model.get(stack) or {} for stack in STACKS), model.get("embeddings") or {}):
-        _check(part)
+        check_options(part, WANTED, UNWANTED)
     files = sorted(folder.glob("model.*.safetensors"))
     if not files:
         raise ConversionError(f"{folder} has no model.00.safetensors; give the folder that `eole train` wrote")
@@ -104,20 +87,10 @@ def load(source: str | Path, options: Options) -> Converted:
     if not options.with_tokenizer:
         return Converted(loaded, notes=(DECODING,))
     tokens = (list(vocabulary["src"]), list(vocabulary.get("tgt") or vocabulary["src"]))
-    names_of = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": UNKNOWN}
-    special = {name: token for name, token in names_of.items() if token in tokens[0] and token in tokens[1]}
+    special = {name: token for name, token in SPECIAL_TOKENS.items() if token in tokens[0] and token in tokens[1]}
     files_of = _subword_models(config)
     tokenizer = tokenizer_of(folder, tokens, special, files=files_of, source_eos=False)
     return Converted(loaded, tokenizer, notes=(DECODING, TOKENIZED_TEXT))
-
-
-def _check(options: Mapping[str, Any]) -> None:
-    for name, values in WANTED.items():
-        if name in options and options[name] not in values:
-            raise ConversionError(f"the model can't be converted: its {name} is {options[name]!r}, not {values[0]!r}")
-    for name in UNWANTED:
-        if options.get(name):
-            raise ConversionError(f"the model can't be converted: its {name} is {options[name]!r}, not off")
 
 
 def _names(model: Mapping[str, Any]) -> dict[str, str | float]:

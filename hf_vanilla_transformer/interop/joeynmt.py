@@ -52,14 +52,12 @@ Special = Mapping[str, tuple[int, str]]  # name -> id and token
 CHANGES = ("lowercase", "normalize")
 NUMBERS = {"alpha", "beam_alpha", "beam_size", "max_output_length", "min_output_length"}  # of the section testing
 OTHER_SETTINGS = ("repetition_penalty", "no_repeat_ngram_size")
+LEVELS = ("word", "char")  # of tokenizers without pieces of words
 
 
 def recognises(source: Path) -> bool:
     """Tells by the names of its files whether a folder has a model of JoeyNMT."""
     return (source / "config.yaml").is_file() and any(source.glob("*.ckpt"))
-
-
-LEVELS = ("word", "char")  # of tokenizers without pieces of words
 
 
 def load(source: str | Path, options: Options) -> Converted:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ..errors import first_line
 from ..tokenization_dictionary import SIDES, DictionaryTokenizer
-from .conversion import ConversionError, Converted, Options
+from .conversion import ConversionError, Converted, Options, check_options
 from .layout import OUTPUT, SOURCE, STACKS, TARGET, Layout, from_tensors
 from .segmentation import TOKENIZED_TEXT, tokenizer_of
 
@@ -27,16 +27,16 @@ OPTIONS_INSIDE = "special:model.yml"
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 NEVER = -10_000.0  # an output's bias: its probability is 0 in every type
 BETA = 0.0  # transformers' length penalty: marian-decoder's `normalize` is 0 unless it is given
-# Options whose other values make another model, by their defaults in older files -> the values that are the same here.
-WANTED: dict[str, tuple[object, tuple[object, ...]]] = {
-    "type": ("transformer", ("transformer",)),
-    "transformer-decoder-autoreg": ("self-attention", ("self-attention",)),
-    "transformer-ffn-depth": (2, (2,)),
-    "transformer-decoder-ffn-depth": (0, (0, 2)),
-    "transformer-attention-mask": ("default", ("default",)),
-    "transformer-postprocess-emb": ("d", ("d", "")),
-    "transformer-ffn-activation": ("swish", ("swish", "relu")),
-    "right-left": (False, (False,)),
+# Options whose other values make another model; older files lack some, which then have the first.
+WANTED: dict[str, tuple[object, ...]] = {
+    "type": ("transformer",),
+    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-ffn-depth": (2,),
+    "transformer-decoder-ffn-depth": (0, 2),
+    "transformer-attention-mask": ("default",),
+    "transformer-postprocess-emb": ("d", ""),
+    "transformer-ffn-activation": ("swish", "relu"),
+    "right-left": (False,),
 }
 # Options that have to be off.
 UNWANTED = (
@@ -103,12 +103,7 @@ def _settings(arrays: Mapping[str, Any], file: Path) -> dict[str, Any]:
         raise ConversionError(f"{file}: {OPTIONS_INSIDE} can't be read ({first_line(error)})") from error
     if not isinstance(settings, dict):
         raise ConversionError(f"{file}: {OPTIONS_INSIDE} has no options")
-    for name, (usual, values) in WANTED.items():
-        if settings.get(name, usual) not in values:
-            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, not {values[0]!r}")
-    for name in UNWANTED:
-        if settings.get(name):
-            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, not off")
+    check_options(settings, WANTED, UNWANTED)
     return settings
 
 

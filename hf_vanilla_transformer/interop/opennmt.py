@@ -9,12 +9,19 @@ from typing import Any
 
 from torch import Tensor
 
-from .conversion import ConversionError, Converted, Options
+from .conversion import ConversionError, Converted, Options, check_options
 from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, from_tensors, layer_names
 from .pickles import fields_of, read, tensors_of, texts_in
 from .segmentation import TOKENIZED_TEXT, tokenizer_of
 
 EMBEDDINGS = "embeddings.make_embedding"
+ATTENTION = {
+    "q_proj": "linear_query",
+    "k_proj": "linear_keys",
+    "v_proj": "linear_values",
+    "out_proj": "final_linear",
+    "encoder_attn": "context_attn",
+}
 LAYERS = {"encoder": "encoder.transformer.*", "decoder": "decoder.transformer_layers.*"}
 NAMES = {
     SOURCE: f"encoder.{EMBEDDINGS}.emb_luts.0.weight",
@@ -25,11 +32,7 @@ NAMES = {
     **layer_names(
         LAYERS,
         {
-            "q_proj": "linear_query",
-            "k_proj": "linear_keys",
-            "v_proj": "linear_values",
-            "out_proj": "final_linear",
-            "encoder_attn": "context_attn",
+            **ATTENTION,
             "fc1": "w_1",
             "fc2": "w_2",
             "encoder.self_attn_layer_norm": "layer_norm",
@@ -83,7 +86,7 @@ def load(source: str | Path, options: Options) -> Converted:
     settings = fields_of(checkpoint.get("opt")) if isinstance(checkpoint, Mapping) else {}
     if not settings or "vocab" not in checkpoint:
         raise ConversionError(f"{file} is no checkpoint of OpenNMT-py 3: it lacks `opt` or `vocab`")
-    _check_options(settings)
+    check_options(settings, WANTED, UNWANTED)
     layout = Layout(NAMES, {**_fields(settings), **_tokens(checkpoint["vocab"])}, required=_required(settings))
     model = from_tensors(_tensors(checkpoint, file), layout)
     if not options.with_tokenizer:
@@ -116,17 +119,6 @@ def _subword_models(settings: Mapping[str, Any]) -> tuple[str | None, str | None
     files = (settings.get(f"{side}_subword_model") for side in ("src", "tgt"))
     source, target = (file if isinstance(file, str) and file else None for file in files)
     return source, target or source
-
-
-def _check_options(settings: Mapping[str, Any]) -> None:
-    """Refuses options of models that compute something else."""
-    for name, values in WANTED.items():
-        if name in settings and settings[name] not in values:
-            known = " or ".join(map(str, values))
-            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, not {known}")
-    for name in UNWANTED:
-        if settings.get(name):
-            raise ConversionError(f"the model can't be converted: its {name} is {settings[name]!r}, not off")
 
 
 def _fields(settings: Mapping[str, Any]) -> dict[str, Any]:

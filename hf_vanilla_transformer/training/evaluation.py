@@ -10,7 +10,7 @@ from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from ..data.corpora import lengths_of
 from ..data.symbols import default_measures, splits_into_symbols, symbol_splitter, unknown_ids
-from ..metrics import MEASURES, Score, measure, why_unmeasurable
+from ..metrics import MEASURES, Score, corpus_bleu, measure, why_unmeasurable
 from .recipe import VanillaTransformerTrainingArguments
 
 NO_SYMBOL = "\ufffd"  # in a reference, for one that no translation can have
@@ -88,8 +88,7 @@ class TranslationMetrics:
         """Returns why BLEU can't measure translations of tokenized rows, or None if it can."""
         labels = [np.asarray([row["labels"]]) for row in rows if "labels" in row] if "bleu" in self.measures else []
         references = [text for ids in labels for text in self._texts(ids)]
-        alone = measure(["bleu"], references, references, tokenize=self.tokenize) if references else None
-        return why_unmeasurable(alone["bleu"]) if alone else None
+        return why_unmeasurable(corpus_bleu(references, references, tokenize=self.tokenize)) if references else None
 
     def _samples(
         self, inputs: NDArray[np.int64] | None, hypotheses: list[str], references: list[str]
