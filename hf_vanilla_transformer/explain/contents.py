@@ -1,0 +1,208 @@
+"""What a page says about a model: its configuration, decoding, tokenizer and weights, and the lines of our code."""
+
+import base64
+import dataclasses
+import inspect
+import json
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tokenizers import processors
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .. import (
+    generation_vanilla_transformer,
+    modeling_vanilla_transformer,
+    plan_vanilla_transformer,
+    tokenization_vanilla_transformer,
+)
+from ..engine.decoding import search
+from ..engine.support import unsupported_reason
+from ..plan_vanilla_transformer import GNMTLengthPenalty, Plan
+from ..tokenization_vanilla_transformer import LETTER_OF_BYTE, VanillaTransformerTokenizerFast
+
+Quantization = Literal["float32", "int8"]
+MOST_BYTES = 20_000_000  # of weights as base64: a page that a phone still opens
+MOST_BEAMS = 10
+LEVELS = 127  # of 8 bits, on either side of 0
+
+# Functions of `ACTIVATIONS` in page/tensor.mjs.
+ACTIVATIONS = ("relu", "tanh", "gelu", "gelu_new", "gelu_pytorch_tanh", "silu", "swish")
+FIELDS = (
+    "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
+    "activation_function", "max_position_embeddings", "position_encoding", "norm_position", "final_layer_norm",
+    "layer_norm_eps", "vocab_size", "target_vocab_size", "embedding_scale",
+)  # fmt: skip
+# Fields of a plan that the page's search has; others have to be off.
+SEARCHED = (
+    "num_beams", "num_hypotheses", "limit", "length_penalty", "early_stopping", "start", "ends", "padding", "renormalize",
+)  # fmt: skip
+# What a view shows -> the line that computes it.
+LINES: dict[str, tuple[ModuleType, str]] = {
+    "tokens": (tokenization_vanilla_transformer, "trainer = trainers.BpeTrainer("),
+    "embedding": (modeling_vanilla_transformer, "return self.dropout(x + self.embed_positions("),
+    "positions": (modeling_vanilla_transformer, "sin, cos = angles.sin(), angles.cos()"),
+    "heads": (modeling_vanilla_transformer, "query = self.split(self.q_proj(x), self.head_dim)"),
+    "scores": (modeling_vanilla_transformer, "scores = torch.matmul(query, key.transpose(-2, -1)) * scaling"),
+    "causal": (modeling_vanilla_transformer, "mask = create_causal_mask(self.config, x, attention_mask, own)"),
+    "masked": (modeling_vanilla_transformer, "scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)"),
+    "softmax": (modeling_vanilla_transformer, "weights = F.softmax(scores, dim=-1"),
+    "average": (modeling_vanilla_transformer, "return torch.matmul(weights, value).transpose(1, 2), weights"),
+    "post": (modeling_vanilla_transformer, "return super().forward(x + self.dropout(sublayer(x)))"),
+    "pre": (modeling_vanilla_transformer, "return x + self.dropout(sublayer(nn.LayerNorm.forward(self, x)))"),
+    "feed": (modeling_vanilla_transformer, "return self.fc2(self.dropout(self.activation(self.fc1(x))))"),
+    "cross": (modeling_vanilla_transformer, "x = self.encoder_attn_layer_norm(x, lambda x:"),
+    "projection": (modeling_vanilla_transformer, "logits = None if skip_logits and labels is not None else self.lm_head"),
+    "penalty": (plan_vanilla_transformer, "return ((5 + length) / 6) ** float(self)"),
+    "search": (search, "def advance("),
+    "shifted": (generation_vanilla_transformer, "return shifted.masked_fill(shifted == -100, pad).masked_fill(first"),
+}
+
+
+class PageError(ValueError):
+    """The page can't compute or contain a model; the message says what it lacks, and what to do."""
+
+
+def contents_of(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, quantization: Quantization = "float32"
+) -> dict[str, Any]:
+    """Returns what the page's script needs to compute a model.
+
+    Args:
+        model: A `VanillaTransformerForConditionalGeneration`; computed in float32, whatever its type.
+        tokenizer: Its tokenizer, of the class `VanillaTransformerTokenizer`.
+        quantization: "float32", or "int8": matrices with 8 bits per weight and a scale for each row.
+
+    Returns:
+        Values of JSON.
+
+    Raises:
+        PageError: The page doesn't compute such a model, search or tokenizer, or the weights have more than 20 MB.
+    """
+    if reason := unsupported_reason(model):
+        raise PageError(f"the page computes the paper's model only: {reason}")
+    config: Any = model.config
+    if config.activation_function not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise PageError(f"the page has no activation {config.activation_function}; it knows {known}")
+    first = (config.pad_token_id or 0) + 1 if config.position_encoding == "fairseq" else 0
+    return {
+        "config": {**{name: getattr(config, name) for name in FIELDS}, "first_position": first},
+        "parameters": model.num_parameters(),
+        "plan": _plan(Plan.of({}, model.generation_config)),
+        "tokenizer": _tokenizer(tokenizer, config),
+        **_weights(model, quantization),
+    }
+
+
+def lines_of_code() -> dict[str, tuple[str, int, str]]:
+    """Returns file, line and text of each line that a view names."""
+    found = {}
+    for view, (module, text) in LINES.items():
+        lines = inspect.getsource(module).splitlines()
+        (number,) = (number for number, line in enumerate(lines, start=1) if text in line)
+        found[view] = (f"{module.__name__.split('.', 1)[1].replace('.', '/')}.py", number, lines[number - 1].strip())
+    return found
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    """Returns how the page searches; raises `PageError` for settings beyond that."""
+    usual = dataclasses.replace(plan, **{name: getattr(Plan(), name) for name in SEARCHED})
+    others = [*plan.others, *(f"{name}={value!r}" for name, value in usual.settings().items() if _is_set(name, usual))]
+    if plan.coverage_penalty:
+        others.append(f"coverage_penalty={plan.coverage_penalty}")
+    if others:
+        raise PageError(f"the page's search has no {others[0]}; remove it from generation_config.json")
+    if plan.start is None or not plan.ends:
+        raise PageError("generation_config.json has no decoder_start_token_id or no eos_token_id; the page needs both")
+    if plan.num_beams > MOST_BEAMS:
+        raise PageError(f"num_beams is {plan.num_beams}; the page's tree has at most {MOST_BEAMS}")
+    return {
+        "num_beams": plan.num_beams,
+        "limit": plan.limit,
+        "length_penalty": float(plan.length_penalty),
+        "is_gnmt": isinstance(plan.length_penalty, GNMTLengthPenalty),
+        "early_stopping": plan.early_stopping,
+        "start": plan.start,
+        "ends": plan.ends,
+    }
+
+
+def _is_set(name: str, plan: Plan) -> bool:
+    return plan.settings().get(name) != Plan().settings().get(name)
+
+
+def _tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[str, Any]:
+    """Returns the vocabulary and the merges; raises `PageError` for tokenizers that read texts by other rules."""
+    name = type(tokenizer).__name__
+    if type(tokenizer) is not VanillaTransformerTokenizerFast:
+        raise PageError(f"the page reads texts as VanillaTransformerTokenizer does, and the model has a {name}")
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    pipelines = {merges: _rules(tokenization_vanilla_transformer._pipeline(merges)) for merges in (True, False)}
+    rules = {part: state[part] for part in ("normalizer", "pre_tokenizer", "decoder")}
+    merges_punctuation = next((merges for merges, usual in pipelines.items() if rules == usual), None)
+    if merges_punctuation is None:
+        raise PageError("the tokenizer divides texts into words by rules of its own, which the page doesn't have")
+    special = {token["content"]: token["id"] for token in state["added_tokens"]}
+    control = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token}
+    if others := sorted(special.keys() - control):
+        raise PageError(f"the page doesn't read added tokens, and the tokenizer has {', '.join(others[:3])}")
+    if not tokenizer.split_special_tokens or tokenizer("")["input_ids"] != [tokenizer.eos_token_id]:
+        raise PageError("the page reads texts with </s> at their end alone, and special tokens in them as plain text")
+    ids = list(range(max(config.vocab_size, config.target_vocab_size)))  # the model may have more than the tokenizer
+    return {
+        "pieces": [token or "" for token in tokenizer.convert_ids_to_tokens(ids)],
+        "shown": tokenizer.readable_pieces(ids),
+        "merges": [" ".join(merge) for merge in state["model"]["merges"]],
+        "letters": [LETTER_OF_BYTE[byte] for byte in range(256)],
+        "special": sorted(special.values()),
+        "end": tokenizer.eos_token_id,
+        "merges_punctuation": merges_punctuation,
+    }
+
+
+def _rules(backend: Any) -> dict[str, Any]:
+    state = json.loads(backend.to_str())
+    return {part: state[part] for part in ("normalizer", "pre_tokenizer", "decoder")}
+
+
+def _weights(model: PreTrainedModel, quantization: Quantization) -> dict[str, Any]:
+    """Returns the list of tensors, and their numbers one after another, as base64."""
+    names: dict[int, str] = {}  # of storages, as matrices may be shared
+    tensors, aliases, parts = [], {}, []
+    for name, tensor in model.state_dict().items():
+        if (first := names.setdefault(tensor.data_ptr(), name)) != name:
+            aliases[name] = first
+            continue
+        kind: Quantization = quantization if tensor.ndim == 2 else "float32"
+        numbers = tensor.detach().to("cpu", torch.float32)
+        rows = numbers.reshape(-1, numbers.shape[-1])
+        tensors.append((name, *rows.shape, kind))
+        parts.append(_rows_in_8_bits(rows) if kind == "int8" else rows.numpy().astype("<f4").tobytes())
+    _check_size(sum(map(len, parts)), model, quantization)
+    weights = base64.b64encode(b"".join(parts)).decode("ascii")
+    return {"quantization": quantization, "tensors": tensors, "aliases": aliases, "weights": weights}
+
+
+def _rows_in_8_bits(rows: Tensor) -> bytes:
+    """Returns the scale of each row, in float32, and the row in steps of it, padded to a multiple of 4 bytes."""
+    scales = rows.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / LEVELS
+    steps = (rows / scales[:, None]).round().to(torch.int8).numpy().tobytes()
+    return scales.numpy().astype("<f4").tobytes() + steps + bytes(-len(steps) % 4)
+
+
+def _check_size(size: int, model: PreTrainedModel, quantization: Quantization) -> None:
+    size = 4 * -(-size // 3)
+    if size <= MOST_BYTES:
+        return
+    smaller = "give a smaller model"
+    if quantization == "float32" and size / 4 * 1.1 < MOST_BYTES:
+        smaller = "give --quantization int8 (8 bits), or a smaller model"
+    raise PageError(
+        f"{model.num_parameters():,} parameters in {quantization} take {size / 1e6:.0f} MB of the page, which has at "
+        f"most {MOST_BYTES / 1e6:.0f}; {smaller}"
+    )

@@ -1,0 +1,67 @@
+// Section 5.1: the package's byte-level BPE. Python refuses every other tokenizer.
+
+// Where words begin; the two rules of the package's tokenizer. `\s` of JavaScript is another set of characters.
+const WORD_START = /(?<![\p{White_Space}\p{P}])\p{White_Space}+(?![\p{White_Space}\p{P}])/gu;
+const WORD_OR_PUNCTUATION =
+  /\p{White_Space}?[^\p{White_Space}\p{P}]+|\p{White_Space}?\p{P}+|\p{White_Space}+(?=\p{White_Space})|\p{White_Space}+/gu;
+const CONTROL_TOKEN_END = /(?<=<pad|<s|<\/s)>/gu;
+const LONGEST_WORD = 256;
+
+/** Cuts a text before each match. */
+function cutBefore(text, pattern) {
+  const places = [0, ...Array.from(text.matchAll(pattern), (match) => match.index), text.length];
+  return places.slice(1).map((end, n) => text.slice(places[n], end)).filter((part) => part);
+}
+
+/** Cuts a text into its words, each with the space before it. */
+export function wordsOf(text, mergesPunctuation) {
+  const words = mergesPunctuation ? cutBefore(text, WORD_START) : text.match(WORD_OR_PUNCTUATION) ?? [];
+  return words.flatMap((word) => cutBefore(word, CONTROL_TOKEN_END)).flatMap((word) => {
+    const letters = [...word], parts = [];
+    for (let start = 0; start < letters.length; start += LONGEST_WORD) {
+      parts.push(letters.slice(start, start + LONGEST_WORD).join(""));
+    }
+    return parts;
+  });
+}
+
+export class Tokenizer {
+  /**
+   * `pieces` lists the vocabulary by ids, `shown` how people read them; `merges` the merges, "a b", the first before the
+   * others.
+   */
+  constructor({ pieces, shown, merges, letters, special, end, merges_punctuation: mergesPunctuation }) {
+    Object.assign(this, { pieces, shown, special: new Set(special), end, mergesPunctuation });
+    this.ids = new Map(pieces.map((piece, id) => [piece, id]));
+    this.ranks = new Map(merges.map((merge, rank) => [merge, rank]));
+    this.letters = letters;  // of the bytes 0 to 255
+    this.bytes = new Map(letters.map((letter, byte) => [letter, byte]));
+  }
+
+  /** The ids of a text, with the end of sentence. */
+  encode(text) {
+    const words = wordsOf(text, this.mergesPunctuation).map((word) =>
+      Array.from(new TextEncoder().encode(word), (byte) => this.letters[byte]));
+    words[0]?.unshift(this.letters[32]);  // the first word gets a space too
+    return [...words.flatMap((word) => this.merged(word).map((piece) => this.ids.get(piece))), this.end];
+  }
+
+  merged(letters) {
+    const pieces = [...letters];
+    for (;;) {
+      let best = Infinity, place = -1;
+      for (let n = 0; n + 1 < pieces.length; n++) {
+        const rank = this.ranks.get(`${pieces[n]} ${pieces[n + 1]}`) ?? Infinity;
+        if (rank < best) [best, place] = [rank, n];
+      }
+      if (place < 0) return pieces;
+      pieces.splice(place, 2, pieces[place] + pieces[place + 1]);
+    }
+  }
+
+  /** The text of ids, without special tokens. */
+  decode(ids) {
+    const bytes = ids.filter((id) => !this.special.has(id)).flatMap((id) => Array.from(this.pieces[id], (letter) => this.bytes.get(letter)));
+    return new TextDecoder("utf-8", { ignoreBOM: true }).decode(new Uint8Array(bytes)).replace(/^ /, "");
+  }
+}

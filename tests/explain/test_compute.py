@@ -1,0 +1,247 @@
+"""The page's JavaScript computes what PyTorch computes: logits, searches and tokens; and switches do what they say."""
+
+import random
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizerFast,
+)
+from hf_vanilla_transformer.explain.contents import ACTIVATIONS
+from hf_vanilla_transformer.plan_vanilla_transformer import Plan
+
+TEXTS = [
+    "twenty-one", "einundzwanzig", "half past nine", "halb zehn", "the fourth of May", "der vierte Mai",
+    "three euros and five cents", "drei Euro und fünf Cent", "it costs two hundred", "es kostet zweihundert",
+]  # fmt: skip
+SMALL = {"d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 40, "decoder_ffn_dim": 36}
+HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 2}
+VARIANTS = {
+    "paper": {},
+    "pre": {"norm_position": "pre", "final_layer_norm": True, "activation_function": "gelu"},
+    "biases": {"attention_bias": True, "output_bias": True, "position_encoding": "fairseq", "layer_norm_eps": 1e-3},
+    "widths": {"head_dim": 5, "value_head_dim": 7, "position_encoding": "tensor2tensor"},
+    "odd": {"d_model": 21, "encoder_attention_heads": 3, "decoder_attention_heads": 7, "encoder_ffn_dim": 41},
+    "odd halves": {"d_model": 21, "encoder_attention_heads": 3, "decoder_attention_heads": 7,
+                   "position_encoding": "marian", "activation_function": "silu"},
+    "separate": {"tie_word_embeddings": False, "share_encoder_decoder_embeddings": False, "scale_embedding": False,
+                 "position_encoding": "learned", "max_position_embeddings": 64, "activation_function": "gelu_new"},
+    "tanh": {"decoder_layers": 1, "activation_function": "tanh", "position_encoding": "tensor2tensor", "d_model": 22,
+             "encoder_attention_heads": 2},
+}  # fmt: skip
+UNTOUCHED = {"positions": True, "causal": True, "residual": True, "scaled": True, "norm": None, "off": None}
+ODD_TEXTS = [
+    "", " ", "  half  past nine ", "twenty-one, (twenty)  ... two!", "</s><pad> <s>a", "é ñ 漢字 🙂\u200b", "a\x85b\ufeffc\x1c",
+    "x" * 600, "\t\n new\nline", "«Zwölf» — „acht“ …", "\u2028\u3000a\u00a0b", "e\u0301\U0001f468\u200d\U0001f469",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return VanillaTransformerTokenizerFast.train_from_iterator(TEXTS * 2, vocab_size=320)
+
+
+def model_with(tokenizer, **fields):
+    """An untrained model with sharp predictions, so that searches differ from one another."""
+    torch.manual_seed(3)
+    config = VanillaTransformerConfig(vocab_size=len(tokenizer), **SMALL | HEADS | fields)
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return model
+
+
+def logits_of(model, ids, target):
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids]), decoder_input_ids=torch.tensor([target])).logits[0]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_and_searches_are_those_of_pytorch(compute, tokenizer, variant):
+    model = model_with(tokenizer, **VARIANTS[variant])
+    model.generation_config.max_extra_length = 6
+    cases = [{"text": text, "target": [1, 9, 30, 77, 200], "plan": {"beams": [1, 3]}} for text in TEXTS[:4]]
+    for case, result in zip(cases, compute(model, tokenizer, cases), strict=True):
+        batch = tokenizer(case["text"], return_tensors="pt")
+        assert batch["input_ids"][0].tolist() == result["ids"]
+        expected = logits_of(model, result["ids"], case["target"])
+        torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=1e-4, rtol=0)
+        greedy = model.generate(**batch, num_beams=1, early_stopping=False)[0, 1:].tolist()
+        assert result["beams1"][0]["tokens"] == greedy
+        assert_same_hypotheses(model, batch, result["beams3"])
+
+
+def assert_same_hypotheses(model, batch, found):
+    options = {"num_beams": len(found), "num_return_sequences": len(found), "return_dict_in_generate": True}
+    expected = model.generate(**batch, **options, output_scores=True)
+    plan = Plan.of({}, model.generation_config)
+    for one, tokens, score in zip(found, expected.sequences[:, 1:].tolist(), expected.sequences_scores, strict=True):
+        length = next((n for n, token in enumerate(tokens, 1) if token in plan.ends), len(tokens))
+        assert one["tokens"] == tokens[:length]
+        assert one["score"] == pytest.approx(score.item(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "penalty", "limit"),
+    [
+        (True, {"gnmt_length_penalty": 1.4}, {"max_extra_length": 2}),
+        (False, {"gnmt_length_penalty": 0.6}, {"max_new_tokens": 5}),
+        (False, {"gnmt_length_penalty": None, "length_penalty": -0.5}, {"max_extra_length": 0}),
+        ("never", {"gnmt_length_penalty": 1.4}, {"max_length": 7}),
+    ],
+)
+def test_searches_end_as_the_packages_do(compute, tokenizer, early_stopping, penalty, limit):
+    model = model_with(tokenizer, decoder_layers=1, encoder_layers=1)
+    with torch.no_grad():
+        model.lm_head.weight[2] += 0.25 * model.lm_head.weight.norm(dim=1).mean()  # ends are likely
+    model.generation_config.update(early_stopping=early_stopping, **penalty, **{"max_extra_length": None, **limit})
+    results = compute(model, tokenizer, [{"text": text, "plan": {"beams": [2, 5]}} for text in TEXTS])
+    for text, result in zip(TEXTS, results, strict=True):
+        batch = tokenizer(text, return_tensors="pt")
+        for beams in (2, 5):
+            assert_same_hypotheses(model, batch, result[f"beams{beams}"])
+
+
+@pytest.mark.parametrize("merges", [True, False])
+def test_texts_are_read_and_written_as_by_the_tokenizer(compute, merges):
+    tokenizer = VanillaTransformerTokenizerFast.train_from_iterator(
+        [*TEXTS, *ODD_TEXTS, "x, y. x, y."], vocab_size=420, merge_punctuation=merges
+    )
+    letters, draw = "ab ,.<s>/pad\u00e9\n\t\u2003-«漢🙂\x1c\u0301", random.Random(0)
+    texts = [*ODD_TEXTS, *("".join(draw.choices(letters, k=draw.randint(1, 30))) for _ in range(300))]
+    for text, result in zip(texts, compute(model_with(tokenizer), tokenizer, [{"text": t} for t in texts]), strict=True):
+        ids = tokenizer(text)["input_ids"]
+        assert (text, result["ids"]) == (text, ids)
+        assert result["decoded"] == tokenizer.decode(ids, skip_special_tokens=True) == text
+        assert result["readable"] == tokenizer.readable_pieces(ids)
+
+
+def test_weights_of_8_bits_are_those_rounded_to_a_scale_for_each_row(compute, tokenizer):
+    model = model_with(tokenizer, attention_bias=True)
+    case = {"text": "half past nine", "target": [1, 9, 30]}
+    (result,) = compute(model, tokenizer, [case], quantization="int8")
+    rounded = deepcopy(model)
+    with torch.no_grad():
+        for parameter in rounded.parameters():
+            if parameter.ndim == 2:
+                scale = parameter.abs().amax(dim=1, keepdim=True) / 127
+                parameter.copy_((parameter / scale).round() * scale)
+    expected = logits_of(rounded, result["ids"], case["target"])
+    torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=1e-4, rtol=0)
+    assert not torch.allclose(expected, logits_of(model, result["ids"], case["target"]), atol=1e-3)
+
+
+# ---- Switches: each against a change of the model in PyTorch ----
+def without_positions(model):
+    for stack in (model.model.encoder, model.model.decoder):
+        stack.embed_positions.table.zero_()
+
+
+def undivided(model):
+    for module in model.modules():
+        if hasattr(module, "scaling"):
+            module.scaling = 1.0
+
+
+def without_head(model):
+    attention = model.model.decoder.layers[1].encoder_attn
+    attention.v_proj.weight[attention.value_head_dim :].zero_()  # head 2 of 2
+
+
+def without_residual(model):
+    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+        for norm in (one for one in layer.children() if isinstance(one, nn.LayerNorm)):
+            norm.forward = lambda x, sublayer, norm=norm: nn.LayerNorm.forward(norm, sublayer(x))
+
+
+SWITCHES = {
+    "no positions": ({"positions": False}, without_positions),
+    "no division": ({"scaled": False}, undivided),
+    "no residual": ({"residual": False}, without_residual),
+    "a head off": ({"off": {"part": "cross", "layer": 1, "head": 1}}, without_head),
+}
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_switches_change_the_computation_as_they_say(compute, tokenizer, switch):
+    options, change = SWITCHES[switch]
+    model = model_with(tokenizer)
+    case = {"text": "half past nine", "target": [1, 9, 30, 77], "options": options}
+    (result,) = compute(model, tokenizer, [case])
+    untouched = logits_of(model, result["ids"], case["target"])
+    with torch.no_grad():
+        change(model)
+    expected = logits_of(model, result["ids"], case["target"])
+    torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=1e-4, rtol=0)
+    assert not torch.allclose(expected, untouched, atol=1e-2)
+
+
+def test_the_other_order_of_norms_is_that_of_the_other_configuration(compute, tokenizer):
+    model = model_with(tokenizer)
+    other = model_with(tokenizer, norm_position="pre")
+    other.load_state_dict(model.state_dict())
+    case = {"text": "half past nine", "target": [1, 9, 30, 77], "options": {"norm": "pre"}}
+    (result,) = compute(model, tokenizer, [case])
+    expected = logits_of(other, result["ids"], case["target"])
+    torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=1e-4, rtol=0)
+
+
+def test_without_the_causal_mask_a_position_sees_later_ones(compute, tokenizer):
+    model = model_with(tokenizer)
+    case = {"text": "half past nine", "target": [1, 9, 30, 77], "options": {"causal": False}, "plan": {"beams": [1]}}
+    (result,) = compute(model, tokenizer, [case])
+    seen = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    with torch.no_grad():  # such a mask numbers positions by what each sees: they are the same without it
+        for layer in model.model.decoder.layers:
+            layer.self_attn.is_causal = False
+        model.set_attn_implementation("eager")
+        stack = model.model.decoder
+        stack.embed_positions.forward = lambda ids, length, table=stack.embed_positions.table: table[None, :length]
+        outputs = model(
+            input_ids=torch.tensor([result["ids"]]), decoder_input_ids=torch.tensor([case["target"]]),
+            decoder_attention_mask=seen,
+        )  # fmt: skip
+    torch.testing.assert_close(torch.tensor(result["logits"]), outputs.logits[0], atol=1e-4, rtol=0)
+
+
+def test_every_activation_is_pytorchs(compute, tokenizer):
+    for name in ACTIVATIONS:
+        model = model_with(tokenizer, encoder_layers=1, decoder_layers=1, activation_function=name)
+        (result,) = compute(model, tokenizer, [{"text": "nine", "target": [1, 9, 30]}])
+        expected = logits_of(model, result["ids"], [1, 9, 30])
+        torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=1e-4, rtol=0)
+
+
+# ---- A trained model ----
+@pytest.mark.peers
+@pytest.mark.timeout(3_000)
+def test_200_sentences_of_the_quickstarts_model(compute):
+    """With the model that `make quickstart` has left; its test set."""
+    folder = Path(__file__).parents[2] / "outputs" / "quickstart"
+    if not (folder / "model").is_dir():
+        pytest.skip("THERE IS NO outputs/quickstart: run `make quickstart` before")
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    sources, targets = (
+        (folder / "corpus" / f"test.{code}").read_text(encoding="utf-8").splitlines()[:200] for code in ("en", "de")
+    )
+    cases = [
+        {"text": source, "target": [1, *tokenizer(target)["input_ids"][:-1]], "plan": {"beams": [1, 4]}}
+        for source, target in zip(sources, targets, strict=True)
+    ]
+    assert len(cases) == 200
+    for case, result in zip(cases, compute(model, tokenizer, cases), strict=True):
+        expected = logits_of(model, result["ids"], case["target"])
+        torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=1e-4, rtol=0)
+        batch = tokenizer(case["text"], return_tensors="pt")
+        greedy = model.generate(**batch, num_beams=1, early_stopping=False)[0, 1:].tolist()
+        assert result["beams1"][0]["tokens"] == greedy
+        assert_same_hypotheses(model, batch, result["beams4"])
