@@ -4,13 +4,10 @@ import base64
 import dataclasses
 import inspect
 import json
-from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from tokenizers import processors
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -22,7 +19,7 @@ from .. import (
 )
 from ..engine.decoding import search
 from ..engine.support import unsupported_reason
-from ..plan_vanilla_transformer import GNMTLengthPenalty, Plan
+from ..plan_vanilla_transformer import READERS, GNMTLengthPenalty, Plan
 from ..tokenization_vanilla_transformer import LETTER_OF_BYTE, VanillaTransformerTokenizerFast
 
 Quantization = Literal["float32", "int8"]
@@ -39,7 +36,8 @@ FIELDS = (
 )  # fmt: skip
 # Fields of a plan that the page's search has; others have to be off.
 SEARCHED = (
-    "num_beams", "num_hypotheses", "limit", "length_penalty", "early_stopping", "start", "ends", "padding", "renormalize",
+    "num_beams", "num_hypotheses", "limit", "length_penalty", "early_stopping", "start", "ends", "padding",
+    "renormalize", "others",
 )  # fmt: skip
 # What a view shows -> the line that computes it.
 LINES: dict[str, tuple[ModuleType, str]] = {
@@ -56,7 +54,7 @@ LINES: dict[str, tuple[ModuleType, str]] = {
     "pre": (modeling_vanilla_transformer, "return x + self.dropout(sublayer(nn.LayerNorm.forward(self, x)))"),
     "feed": (modeling_vanilla_transformer, "return self.fc2(self.dropout(self.activation(self.fc1(x))))"),
     "cross": (modeling_vanilla_transformer, "x = self.encoder_attn_layer_norm(x, lambda x:"),
-    "projection": (modeling_vanilla_transformer, "logits = None if skip_logits and labels is not None else self.lm_head"),
+    "projection": (modeling_vanilla_transformer, "logits = None if skip_logits and labels is not None"),
     "penalty": (plan_vanilla_transformer, "return ((5 + length) / 6) ** float(self)"),
     "search": (search, "def advance("),
     "shifted": (generation_vanilla_transformer, "return shifted.masked_fill(shifted == -100, pad).masked_fill(first"),
@@ -111,11 +109,9 @@ def lines_of_code() -> dict[str, tuple[str, int, str]]:
 
 def _plan(plan: Plan) -> dict[str, Any]:
     """Returns how the page searches; raises `PageError` for settings beyond that."""
-    usual = dataclasses.replace(plan, **{name: getattr(Plan(), name) for name in SEARCHED})
-    others = [*plan.others, *(f"{name}={value!r}" for name, value in usual.settings().items() if _is_set(name, usual))]
-    if plan.coverage_penalty:
-        others.append(f"coverage_penalty={plan.coverage_penalty}")
-    if others:
+    beyond = [field for field in dataclasses.fields(plan) if field.name not in SEARCHED]
+    changed = [field.name for field in beyond if getattr(plan, field.name) != field.default]
+    if others := [*plan.others, *(READERS[name][0] if name in READERS else name for name in changed)]:
         raise PageError(f"the page's search has no {others[0]}; remove it from generation_config.json")
     if plan.start is None or not plan.ends:
         raise PageError("generation_config.json has no decoder_start_token_id or no eos_token_id; the page needs both")
@@ -130,10 +126,6 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "start": plan.start,
         "ends": plan.ends,
     }
-
-
-def _is_set(name: str, plan: Plan) -> bool:
-    return plan.settings().get(name) != Plan().settings().get(name)
 
 
 def _tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[str, Any]:

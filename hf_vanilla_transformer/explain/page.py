@@ -13,7 +13,10 @@ from .contents import lines_of_code
 
 FOLDER = Path(__file__).with_name("page")
 # In an order in which each module comes after those that it imports.
-MODULES = ("tensor", "model", "checkpoint", "search", "tokenizer")
+MODULES = (
+    "tensor", "model", "checkpoint", "search", "tokenizer", "dom", "links", "layers", "tree", "compare", "attention",
+    "app", "tour", "main",
+)  # fmt: skip
 
 
 def page(title: str, data: Mapping[str, Any], language: str = "en") -> str:

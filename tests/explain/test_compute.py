@@ -38,7 +38,8 @@ VARIANTS = {
 }  # fmt: skip
 UNTOUCHED = {"positions": True, "causal": True, "residual": True, "scaled": True, "norm": None, "off": None}
 ODD_TEXTS = [
-    "", " ", "  half  past nine ", "twenty-one, (twenty)  ... two!", "</s><pad> <s>a", "é ñ 漢字 🙂\u200b", "a\x85b\ufeffc\x1c",
+    "", " ", "  half  past nine ", "twenty-one, (twenty)  ... two!", "</s><pad> <s>a", "é ñ 漢字 🙂\u200b",
+    "a\x85b\ufeffc\x1c",
     "x" * 600, "\t\n new\nline", "«Zwölf» — „acht“ …", "\u2028\u3000a\u00a0b", "e\u0301\U0001f468\u200d\U0001f469",
 ]  # fmt: skip
 
@@ -117,7 +118,8 @@ def test_texts_are_read_and_written_as_by_the_tokenizer(compute, merges):
     )
     letters, draw = "ab ,.<s>/pad\u00e9\n\t\u2003-«漢🙂\x1c\u0301", random.Random(0)
     texts = [*ODD_TEXTS, *("".join(draw.choices(letters, k=draw.randint(1, 30))) for _ in range(300))]
-    for text, result in zip(texts, compute(model_with(tokenizer), tokenizer, [{"text": t} for t in texts]), strict=True):
+    results = compute(model_with(tokenizer), tokenizer, [{"text": text} for text in texts])
+    for text, result in zip(texts, results, strict=True):
         ids = tokenizer(text)["input_ids"]
         assert (text, result["ids"]) == (text, ids)
         assert result["decoded"] == tokenizer.decode(ids, skip_special_tokens=True) == text

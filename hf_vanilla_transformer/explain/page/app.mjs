@@ -1,0 +1,164 @@
+// The page's state, and what is computed when it changes. Views read it and are drawn again.
+import { Decoding, Record, UNTOUCHED } from "./model.mjs";
+import { greedySearch, limitOf, search } from "./search.mjs";
+import { largest, logSoftmax } from "./tensor.mjs";
+
+const MOST_TOKENS = 100;  // of a source
+
+export class App {
+  /** `draw` shows the state; `model` and `tokenizer` compute it. */
+  constructor(data, model, tokenizer, draw) {
+    Object.assign(this, { data, model, tokenizer, draw, timer: null, changed: null, plain: null, problem: null });
+    this.width = data.config.d_model;
+    const part = (layers) => ({ layer: layers - 1, head: 0, query: 0 });
+    this.state = {
+      language: data.language, text: data.examples[0] ?? "", plan: { ...data.plan }, options: { ...UNTOUCHED }, place: 0,
+      encoder: { ...part(1) }, decoder: part(1), cross: part(data.config.decoder_layers), step: null, reference: null, tour: null,
+    };
+    this.t = (key, values = {}) => (data.texts[key]?.[this.state.language] ?? key).replace(/\{(\w+)\}/g, (_, name) => values[name]);
+  }
+
+  /** Changes the state and draws it. */
+  set(patch) {
+    Object.assign(this.state, patch);
+    this.draw();
+  }
+
+  stop() {
+    clearInterval(this.timer);
+    this.timer = null;
+  }
+
+  /** Reads and translates a sentence. */
+  translate(text) {
+    this.stop();
+    const ids = text.trim() ? this.tokenizer.encode(text) : [];
+    this.problem = !ids.length ? this.t("empty") : ids.length > MOST_TOKENS ? this.t("tooLong", { number: ids.length, most: MOST_TOKENS }) : null;
+    if (!this.problem) {
+      this.state.text = text;
+      this.ids = ids;
+      this.source = ids.map((id) => this.tokenizer.shown[id]);
+      this.compute();
+    }
+    this.draw();
+  }
+
+  /** Searches with other beams or another penalty. */
+  search(patch) {
+    this.stop();
+    Object.assign(this.state.plan, patch);
+    this.compute();
+    this.draw();
+  }
+
+  /** Switches a part of the computation off or on. */
+  switch(patch) {
+    this.stop();
+    Object.assign(this.state.options, patch);
+    this.computeChanged();
+    this.draw();
+  }
+
+  compute() {
+    const { state } = this;
+    this.plain = this.runOf(UNTOUCHED, null);
+    this.target = this.plain.search.found[0].tokens;
+    this.targets = this.target.map((id) => this.tokenizer.shown[id]);
+    this.inputs = this.inputsOf(this.target).map((id) => this.tokenizer.shown[id]);
+    state.place = Math.min(state.place, this.target.length - 1);
+    state.encoder.query = Math.min(state.encoder.query, this.ids.length - 1);
+    Object.assign(state, { step: null, reference: null });
+    this.computeChanged();
+  }
+
+  computeChanged() {
+    const { options } = this.state, isUntouched = Object.keys(UNTOUCHED).every((name) => options[name] === UNTOUCHED[name]);
+    this.changed = isUntouched ? null : this.runOf({ ...options }, this.target);
+    this.state.step = null;
+  }
+
+  /** What the views show: the run with the switches, or the one as trained. */
+  get run() {
+    return this.changed ?? this.plain;
+  }
+
+  /** Searches, and computes every number in between for a target; null: for the translation that is found. */
+  runOf(options, target) {
+    const { model, ids, state: { plan } } = this, encoder = new Record(), decoder = new Record();
+    const memory = model.encode(ids, options, encoder), limit = limitOf(plan, model.config, ids.length);
+    const found = search(new Decoding(model, memory, options), plan, limit);
+    const tokens = target ?? found.found[0].tokens;
+    const hidden = model.decode(this.inputsOf(tokens), memory, options, decoder), logits = model.logits(hidden, tokens.length);
+    return {
+      options, memory, limit, search: found, text: this.tokenizer.decode(found.found[0].tokens), encoder, decoder, logits,
+      logs: logits.map((row, n) => logSoftmax(row)[tokens[n]]),
+    };
+  }
+
+  /** The target shifted right (3.1). */
+  inputsOf(tokens) {
+    return [this.state.plan.start, ...tokens.slice(0, -1)];
+  }
+
+  // ---- What views ask for ----
+  sublayers(part) {
+    return part === "encoder" ? this.run.encoder.layers : this.run.decoder.layers;
+  }
+
+  /** The tokens attended to, and those that attend. */
+  sides(part) {
+    if (part === "encoder") return [this.source, this.source];
+    return part === "decoder" ? [this.inputs, this.inputs.map((text, n) => `${text} → ${this.targets[n]}`)] : [this.source, this.targets];
+  }
+
+  query(part) {
+    return part === "encoder" ? this.state.encoder.query : this.state.place;
+  }
+
+  /** Chooses the token that attends. */
+  choose(part, place) {
+    this.set(part === "encoder" ? { encoder: { ...this.state.encoder, query: place } } : { place });
+  }
+
+  /** Cross-attention of the last layer, the mean of its heads: a row for each target token. */
+  overview() {
+    const { weights } = this.run.decoder.layers.at(-1).cross;
+    return weights[0].map((row, n) => row.map((_, key) => weights.reduce((sum, head) => sum + head[n][key], 0) / weights.length));
+  }
+
+  /** Teacher forcing: what is predicted at each position after the right tokens. */
+  forced() {
+    const { run, state } = this, isOwn = state.reference === null;
+    const text = isOwn ? this.plain.text : state.reference;
+    if (run.forced?.text === text) return run.forced;
+    const targets = isOwn ? this.target : this.tokenizer.encode(text), inputs = this.inputsOf(targets);
+    const rows = this.model.logits(this.model.decode(inputs, run.memory, run.options), inputs.length);
+    run.forced = {
+      text, targets, inputs, predicted: rows.map((row) => largest(row, 1)[0]),
+      probabilities: rows.map((row, n) => Math.exp(logSoftmax(row)[targets[n]])),
+    };
+    return run.forced;
+  }
+
+  /** Free running: the tokens of greedy search. */
+  free() {
+    const { run, model, state } = this;
+    run.free ??= greedySearch(new Decoding(model, run.memory, run.options), state.plan, run.limit).tokens;
+    return run.free;
+  }
+
+  /** Leaves each source token out, one after the other, and computes the target's log-probabilities again. */
+  async leaveOut() {
+    const { run, model, ids, target } = this, left = [];
+    if (run.isLeavingOut) return;
+    run.isLeavingOut = true;
+    for (let n = 0; n < ids.length - 1; n++) {
+      await new Promise((resolve) => setTimeout(resolve));
+      const memory = model.encode(ids.toSpliced(n, 1), run.options);
+      const rows = model.logits(model.decode(this.inputsOf(target), memory, run.options), target.length);
+      left.push(rows.map((row, place) => logSoftmax(row)[target[place]]));
+    }
+    run.left = left;
+    if (run === this.run) this.draw();
+  }
+}
