@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .errors import first_line, install
+from .explain.attention import attention_page
 from .plan_vanilla_transformer import GNMTLengthPenalty
-from .plots.attention_page import attention_page
 from .translation.attention import attention_of
 from .translation.backend import Translation
 from .translation.reading import CODE, target_codes

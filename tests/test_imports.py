@@ -37,7 +37,8 @@ MAY_IMPORT = {
     "interop": {"paper", "checkpoints", "hub", "data", "errors"},
     "translation": {"paper", "engine", "interop", "checkpoints", "data", "errors"},
     "plots": {"paper", "translation", "checkpoints", "errors"},
-    "demo": {"paper", "translation", "plots", "errors"},
+    "explain": {"paper", "engine", "translation", "checkpoints", "errors"},
+    "demo": {"paper", "translation", "explain", "errors"},
     "serving": {"translation", "checkpoints", "hub", "data", "errors"},
     "training": {"paper", "engine", "translation", "hub", "checkpoints", "metrics", "data", "errors"},
 }

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import did_you_mean, first_line, is_out_of_memory, printable
-from . import average, card, convert, demo, evaluate, export, info, plot, push, score, serve, train, translate
+from . import average, card, convert, demo, evaluate, explain, export, info, plot, push, score, serve, train, translate
 from .common import PROGRAM, UsageError, add_debug
 
 EXIT_FAILURE = 1
@@ -171,6 +171,7 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "translate": translate.add_arguments,
     "score": score.add_arguments,
     "plot": plot.add_arguments,
+    "explain": explain.add_arguments,
     "demo": demo.add_arguments,
     "serve": serve.add_arguments,
     "convert": convert.add_arguments,

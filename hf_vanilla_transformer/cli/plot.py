@@ -171,11 +171,11 @@ def _attention(arguments: argparse.Namespace) -> "Figure | None":
     attention = attention_of(translator.model, translator.tokenizer, arguments.source, arguments.target)
     if is_page:
         from ..checkpoints.files import write_text
-        from ..plots.attention_page import attention_page
+        from ..explain.attention import attention_page
 
         write_text(arguments.output, attention_page(attention, f"Attention: {arguments.source}"))
         return None
-    from ..plots.attention_page import of_part
+    from ..plots.attention import of_part
     from ..plots.curves import draw_attention
 
     layers = len(of_part(attention, part)[0])

@@ -5,11 +5,13 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .contents import lines_of_code
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .contents import Quantization, contents_of, lines_of_code
 
 FOLDER = Path(__file__).with_name("page")
 # In an order in which each module comes after those that it imports.
@@ -19,13 +21,41 @@ MODULES = (
 )  # fmt: skip
 
 
+def model_page(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    title: str,
+    examples: Sequence[str] = (),
+    *,
+    quantization: Quantization = "float32",
+    language: str = "en",
+) -> str:
+    """Returns a page that computes a model: its translations, every number in between, and what switches change.
+
+    Args:
+        model: A `VanillaTransformerForConditionalGeneration`.
+        tokenizer: Its tokenizer.
+        title: Is shown at the top.
+        examples: Sentences to choose from; the page begins with the first.
+        quantization: As for `contents_of`.
+        language: "en" or "zh", that of the page's texts; readers can change it.
+
+    Returns:
+        HTML that needs no server and loads nothing.
+
+    Raises:
+        PageError: As `contents_of`.
+    """
+    return page(title, {**contents_of(model, tokenizer, quantization), "examples": list(examples)}, language)
+
+
 def page(title: str, data: Mapping[str, Any], language: str = "en") -> str:
     """Returns the page.
 
     Args:
         title: Is shown at the top.
-        data: Values of JSON: `model`, from `contents_of`, with `examples`; or `attention`.
-        language: "en" or "zh"; readers can change it.
+        data: Values of JSON, for the script.
+        language: "en" or "zh".
     """
     style, script = _file("style.css"), _script()
     policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'"

@@ -9,7 +9,6 @@ import numpy.typing as npt
 import torch
 
 from ..translation.attention import Attention
-from .attention_page import PARTS, of_part
 from .drawing import FONT_SIZE, WIDEST, Axes, Figure, colour_bar, heat_map, new_figure, set_title, side_of
 
 Weights = torch.Tensor | npt.NDArray[np.floating]
@@ -21,6 +20,27 @@ Choice = int | Literal["all", "mean"]
 LARGEST_SIDES = {2: 7.0, 8: 5.0, 16: 3.3, 10_000: 1.6}
 BAR = "attention weight (a row sums to 1)"
 MARGINS = (2.0, 1.6)  # inches for labels, titles and the colour bar
+# Part -> its name, the token that attends, the token attended to, and a description of the picture.
+PARTS: dict[str, tuple[str, str, str, str]] = {
+    "encoder": (
+        "Encoder self-attention",
+        "source token that attends",
+        "source token attended to",
+        "which source token each source token attends to",
+    ),
+    "decoder": (
+        "Decoder self-attention",
+        "target token that is predicted",
+        "earlier target token attended to",
+        "which earlier token each target token attends to",
+    ),
+    "cross": (
+        "Cross-attention",
+        "target token that is predicted",
+        "source token attended to",
+        "which source token each target token attends to",
+    ),
+}
 
 
 def plot_attention(
@@ -91,6 +111,21 @@ def draw_attention(
             [f"{one}, {two}" for one in of_layers for two in of_heads],
         )
     return _draw(maps.reshape(-1, *maps.shape[2:]), names, columns, rows, title, (keys, queries))
+
+
+def of_part(attention: Attention, part: str) -> tuple[torch.Tensor, list[str], list[str]]:
+    """Returns the weights of a part, (layers, heads, queries, keys), and the tokens of its keys and its queries.
+
+    Raises:
+        ValueError: There is no such part.
+    """
+    if part == "encoder":
+        return attention.encoder, attention.source_pieces, attention.source_pieces
+    if part == "decoder":
+        return attention.decoder, attention.input_pieces, attention.target_pieces
+    if part == "cross":
+        return attention.cross, attention.source_pieces, attention.target_pieces
+    raise ValueError(f"part={part!r}; choose one of {', '.join(PARTS)}")
 
 
 def _of_heads(weights: Maps, heads: Choice) -> tuple[Maps, list[str]]:

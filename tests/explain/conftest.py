@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_models import TEXTS
 
+from hf_vanilla_transformer import VanillaTransformerTokenizerFast
 from hf_vanilla_transformer.explain.contents import contents_of
 
 NODE = shutil.which("node")
@@ -32,3 +34,9 @@ def compute(tmp_path: Path) -> Compute:
         return json.loads(done.stdout)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> VanillaTransformerTokenizerFast:
+    """Byte-level BPE with a few merges."""
+    return VanillaTransformerTokenizerFast.train_from_iterator(TEXTS * 2, vocab_size=320)

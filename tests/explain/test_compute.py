@@ -6,23 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import TEXTS, assert_same_hypotheses, logits_of, model_with
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vanilla_transformer import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-    VanillaTransformerTokenizerFast,
-)
+from hf_vanilla_transformer import VanillaTransformerTokenizerFast
 from hf_vanilla_transformer.explain.contents import ACTIVATIONS
-from hf_vanilla_transformer.plan_vanilla_transformer import Plan
 
-TEXTS = [
-    "twenty-one", "einundzwanzig", "half past nine", "halb zehn", "the fourth of May", "der vierte Mai",
-    "three euros and five cents", "drei Euro und fünf Cent", "it costs two hundred", "es kostet zweihundert",
-]  # fmt: skip
-SMALL = {"d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 40, "decoder_ffn_dim": 36}
-HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 2}
 VARIANTS = {
     "paper": {},
     "pre": {"norm_position": "pre", "final_layer_norm": True, "activation_function": "gelu"},
@@ -36,33 +26,11 @@ VARIANTS = {
     "tanh": {"decoder_layers": 1, "activation_function": "tanh", "position_encoding": "tensor2tensor", "d_model": 22,
              "encoder_attention_heads": 2},
 }  # fmt: skip
-UNTOUCHED = {"positions": True, "causal": True, "residual": True, "scaled": True, "norm": None, "off": None}
 ODD_TEXTS = [
     "", " ", "  half  past nine ", "twenty-one, (twenty)  ... two!", "</s><pad> <s>a", "é ñ 漢字 🙂\u200b",
     "a\x85b\ufeffc\x1c",
     "x" * 600, "\t\n new\nline", "«Zwölf» — „acht“ …", "\u2028\u3000a\u00a0b", "e\u0301\U0001f468\u200d\U0001f469",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return VanillaTransformerTokenizerFast.train_from_iterator(TEXTS * 2, vocab_size=320)
-
-
-def model_with(tokenizer, **fields):
-    """An untrained model with sharp predictions, so that searches differ from one another."""
-    torch.manual_seed(3)
-    config = VanillaTransformerConfig(vocab_size=len(tokenizer), **SMALL | HEADS | fields)
-    model = VanillaTransformerForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.15)
-    return model
-
-
-def logits_of(model, ids, target):
-    with torch.no_grad():
-        return model(input_ids=torch.tensor([ids]), decoder_input_ids=torch.tensor([target])).logits[0]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -78,16 +46,6 @@ def test_logits_and_searches_are_those_of_pytorch(compute, tokenizer, variant):
         greedy = model.generate(**batch, num_beams=1, early_stopping=False)[0, 1:].tolist()
         assert result["beams1"][0]["tokens"] == greedy
         assert_same_hypotheses(model, batch, result["beams3"])
-
-
-def assert_same_hypotheses(model, batch, found):
-    options = {"num_beams": len(found), "num_return_sequences": len(found), "return_dict_in_generate": True}
-    expected = model.generate(**batch, **options, output_scores=True)
-    plan = Plan.of({}, model.generation_config)
-    for one, tokens, score in zip(found, expected.sequences[:, 1:].tolist(), expected.sequences_scores, strict=True):
-        length = next((n for n, token in enumerate(tokens, 1) if token in plan.ends), len(tokens))
-        assert one["tokens"] == tokens[:length]
-        assert one["score"] == pytest.approx(score.item(), abs=1e-4)
 
 
 @pytest.mark.parametrize(

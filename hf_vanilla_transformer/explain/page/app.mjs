@@ -6,7 +6,7 @@ import { largest, logSoftmax } from "./tensor.mjs";
 const MOST_TOKENS = 100;  // of a source
 
 export class App {
-  /** `draw` shows the state; `model` and `tokenizer` compute it. */
+  /** `draw` shows the state, or one section's; `model` and `tokenizer` compute it. */
   constructor(data, model, tokenizer, draw) {
     Object.assign(this, { data, model, tokenizer, draw, timer: null, changed: null, plain: null, problem: null });
     this.width = data.config.d_model;
@@ -159,6 +159,6 @@ export class App {
       left.push(rows.map((row, place) => logSoftmax(row)[target[place]]));
     }
     run.left = left;
-    if (run === this.run) this.draw();
+    if (run === this.run) this.draw("attribution");
   }
 }

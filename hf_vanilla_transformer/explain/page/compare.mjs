@@ -1,6 +1,6 @@
 // What is beside something else: the softmax's best ten, teacher forcing and free running, attention and attribution.
 import { el, fixed, percent } from "./dom.mjs";
-import { bar, vectors } from "./layers.mjs";
+import { barCell, vectors } from "./layers.mjs";
 import { token } from "./links.mjs";
 import { largest, logSoftmax } from "./tensor.mjs";
 
@@ -14,7 +14,7 @@ export function bestTen(app) {
     return el("div", { class: "best" }, changed ? el("h4", {}, title) : null, el("table", {},
       el("thead", {}, el("tr", {}, ...[t("nextToken"), t("probability"), t("logit")].map((one) => el("th", { scope: "col" }, one)))),
       el("tbody", {}, ...largest(logits, SHOWN).map((id) => el("tr", {},
-        el("th", { scope: "row" }, token(app.tokenizer.shown[id])), el("td", { class: "bar" }, bar(Math.exp(logs[id])), percent(Math.exp(logs[id]))),
+        el("th", { scope: "row" }, token(app.tokenizer.shown[id])), barCell(Math.exp(logs[id]), percent(Math.exp(logs[id]))),
         el("td", {}, fixed(logits[id])))))));
   };
   const far = changed && Math.max(...plain.logits[state.place].map((value, n) => Math.abs(value - changed.logits[state.place][n])));
@@ -32,7 +32,6 @@ export function forcing(app) {
   const rows = Array.from({ length: Math.max(forced.targets.length, free.length) }, (_, n) => el("tr", {},
     el("td", {}, n in forced.inputs ? token(app.tokenizer.shown[forced.inputs[n]]) : ""), cell(forced.predicted[n], forced.targets[n]),
     el("td", {}, n in forced.targets ? percent(forced.probabilities[n]) : ""),
-    el("td", {}, n === 0 ? token(app.tokenizer.shown[app.state.plan.start]) : n - 1 in free ? token(app.tokenizer.shown[free[n - 1]]) : ""),
     cell(free[n], forced.targets[n])));
   const wrong = forced.predicted.filter((id, n) => id !== forced.targets[n]).length;
   const drifted = free.filter((id, n) => id !== forced.targets[n]).length + Math.max(0, forced.targets.length - free.length);
@@ -41,8 +40,8 @@ export function forcing(app) {
     el("p", { role: "status" }, t("forcingSays", { wrong, drifted, count: forced.targets.length })),
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("forcing") }, el("table", { id: "forcing-table" },
       el("thead", {},
-        el("tr", {}, el("th", { colspan: 3, scope: "colgroup" }, t("teacherForcing")), el("th", { colspan: 2, scope: "colgroup" }, t("freeRunning"))),
-        el("tr", {}, ...["reads", "predicts", "ofRight", "reads", "predicts"].map((key) => el("th", { scope: "col" }, t(key))))),
+        el("tr", {}, el("th", { colspan: 3, scope: "colgroup" }, t("teacherForcing")), el("th", { scope: "col" }, t("freeRunning"))),
+        el("tr", {}, ...["reads", "predicts", "ofRight", "predicts"].map((key) => el("th", { scope: "col" }, t(key))))),
       el("tbody", {}, ...rows))),
   ];
 }
@@ -56,8 +55,8 @@ export function attribution(app) {
   }
   const most = Math.max(0.01, ...drops.map(Math.abs)), attended = largest(attention.slice(0, drops.length), 1)[0], needed = largest(drops, 1)[0];
   const rows = drops.map((drop, n) => el("tr", {},
-    el("th", { scope: "row" }, token(app.source[n])), el("td", { class: "bar" }, bar(attention[n]), percent(attention[n])),
-    el("td", { class: drop < 0 ? "bar negative" : "bar" }, bar(Math.abs(drop) / most), fixed(drop))));
+    el("th", { scope: "row" }, token(app.source[n])), barCell(attention[n], percent(attention[n])),
+    barCell(Math.abs(drop) / most, fixed(drop), drop < 0 ? "bar negative" : "bar")));
   return [
     el("p", { role: "status" }, t(attended === needed ? "attributionAgrees" : "attributionDiffers",
       { target: app.targets[state.place], attended: app.source[attended], needed: app.source[needed] })),
@@ -82,6 +81,6 @@ export function embeddings(app) {
     vectors(app, [[t("embeddingOf", { token: app.source[state.encoder.query] }), one.embedding],
       [t("positionOf", { position: state.encoder.query }), one.place], [t("total"), one.sum]]),
     el("h4", {}, t("allPositions")),
-    vectors(app, kept.map(({ place }, n) => [`${n}`, place])),
+    vectors(app, kept.map(({ place }, n) => [`${n}`, place]), true),
   ];
 }

@@ -31,11 +31,13 @@ export function numbered(count, word) {
   return Array.from({ length: count }, (_, n) => [n, `${word} ${n + 1}`]);
 }
 
-export const percent = (value) => `${(100 * value).toFixed(value > 0 && value < 0.0995 ? 1 : 0)}%`;
+export function percent(value) {
+  return `${(100 * value).toFixed(value >= 0.0005 && value < 0.0995 ? 1 : 0)}%`;
+}
 
 export function fixed(value, digits = 2) {
   if (!Number.isFinite(value)) return value < 0 ? "−∞" : "∞";
-  return value.toFixed(digits).replace("-", "−");
+  return value.toFixed(digits).replace(/^-(?=.*[1-9])/, "−").replace("-", "");
 }
 
 /** The page's colours as [red, green, blue], which follow light and dark. */

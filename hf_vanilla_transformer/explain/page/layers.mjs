@@ -21,9 +21,7 @@ export function attentionPart(app, part) {
     el("div", { class: "thumbnails" }, ...heads),
     part === "cross" ? crossLines(app, attention.weights[head]) : null,
     el("h4", {}, t("equation1", { token: queries[place] })),
-    el("p", { class: "formula" }, "softmax(", el("i", {}, "q"), "·", el("i", {}, "k"), app.state.options.scaled ? " / √d" : "",
-      app.state.options.scaled ? el("sub", {}, "k") : "", ") ", el("i", {}, "v"), ` — d`, el("sub", {}, "k"), ` = ${attention.dk}, √d`,
-      el("sub", {}, "k"), ` = ${fixed(Math.sqrt(attention.dk))}`),
+    el("p", { class: "formula" }, `softmax(q·k${state.options.scaled ? " / √dₖ" : ""}) v,  dₖ = ${attention.dk},  √dₖ = ${fixed(Math.sqrt(attention.dk))}`),
     isOff ? el("p", { class: "warning" }, t("headOff")) : null,
     equationOne(app, attention, head, place, keys),
     ...around(app, kept[part === "cross" ? "cross" : "self"], place, t("sublayerAttention")),
@@ -51,19 +49,21 @@ function equationOne(app, attention, head, place, keys) {
       el("th", { scope: "row" }, token(keys[n])),
       el("td", { class: "wide" }, strip(key.subarray(head * dk, (head + 1) * dk), t("keyOf", { token: keys[n] }))),
       el("td", {}, fixed(product)), el("td", {}, isMasked ? t("masked") : fixed(product * scale)),
-      el("td", { class: "bar" }, bar(isMasked ? 0 : row[n]), isMasked ? "0" : percent(row[n])),
+      isMasked ? barCell(0, "0") : barCell(row[n], percent(row[n])),
       el("td", { class: "wide" }, strip(value, t("valueOf", { token: keys[n] }))));
   });
   const heading = (text, isWide = false) => el("th", { scope: "col", class: isWide ? "wide" : null }, text);
   return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("equation1", { token: "" }) },
     el("div", { class: "vector" }, el("span", {}, t("queryVector")), strip(query, t("queryVector"))),
     el("table", {}, el("thead", {}, el("tr", {}, heading(t("key")), heading("k", true), heading("q·k"),
-      heading(scale === 1 ? t("undivided") : "÷ √d_k"), heading("softmax"), heading("v", true))), el("tbody", {}, ...lines)),
+      heading(scale === 1 ? t("undivided") : "÷ √dₖ"), heading("softmax"), heading("v", true))), el("tbody", {}, ...lines)),
     el("div", { class: "vector" }, el("span", {}, t("average")), strip(result, t("average"))));
 }
 
-export function bar(share) {
-  return el("span", { class: "track", "aria-hidden": "true" }, el("span", { style: { width: `${100 * share}%` } }));
+/** A bar with its number, as a cell of a table. */
+export function barCell(share, number, kind = "bar") {
+  const width = `${100 * share}%`, track = el("span", { class: "track", "aria-hidden": "true" }, el("span", { style: { width } }));
+  return el("td", { class: kind }, track, el("span", { class: "number" }, number));
 }
 
 /** The residual connection and LayerNorm around a sub-layer, for one position. */
@@ -76,12 +76,12 @@ function around(app, kept, place, name) {
   return [el("h4", {}, t("residualOf", { name })), vectors(app, rows.map(([text, values]) => [text, of(values)]))];
 }
 
-/** Vectors one above the other on one scale, with their mean and standard deviation. */
-export function vectors(app, rows) {
-  const most = Math.max(...rows.map(([, values]) => Math.max(...values.map(Math.abs))));
-  return el("div", { class: "vectors" }, ...rows.map(([text, values]) => {
+/** Vectors one above the other on one scale, with their mean and standard deviation if there are few. */
+export function vectors(app, rows, isBrief = false) {
+  const most = Math.max(1e-9, ...rows.map(([, values]) => Math.max(...values.map(Math.abs))));
+  return el("div", { class: isBrief ? "brief" : "vectors" }, ...rows.map(([text, values]) => {
     const { mean, deviation } = moments(values), numbers = app.t("moments", { mean: fixed(mean), deviation: fixed(deviation) });
-    return el("div", { class: "vector" }, el("span", {}, text, el("small", {}, numbers)), strip(values, `${text}: ${numbers}`, most));
+    return el("div", { class: "vector" }, el("span", {}, text, isBrief ? null : el("small", {}, numbers)), strip(values, `${text}: ${numbers}`, most));
   }));
 }
 

@@ -31,9 +31,11 @@ function start() {
     drawAttention(data);
     return;
   }
-  const app = new App(data, modelOf(data), new Tokenizer(data.tokenizer), () => draw(app));
+  const app = new App(data, modelOf(data), new Tokenizer(data.tokenizer), (section) => (section ? drawSection(app, section) : draw(app)));
+  globalThis.app = app;  // for readers' own questions in the console: app.run.logits, app.model ...
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => app.draw());
-  app.translate(app.state.text);
+  if (app.state.text) app.translate(app.state.text);
+  else app.draw();
 }
 
 /** Draws all that is visible; what has the focus keeps it. */
@@ -44,7 +46,7 @@ function draw(app) {
   drawTop(app, language);
   for (const name of open) drawSection(app, name);
   drawTour(app, openSection);
-  if (id && document.activeElement?.id !== id) document.getElementById(id)?.focus({ preventScroll: true });
+  if (id && document.activeElement === document.body) document.getElementById(id)?.focus({ preventScroll: true });
 }
 
 /** Makes the parts that stay. */

@@ -3,6 +3,7 @@ import { choice, el, fixed, svg } from "./dom.mjs";
 import { divisor, path } from "./search.mjs";
 
 const WIDTH = 112, HEIGHT = 30, MARGIN = 6;
+const LETTERS = 13;  // of a token
 const PACE = 700;  // milliseconds per step
 
 /** The tree of the shown run up to the step that is chosen, with what plays it. */
@@ -51,7 +52,7 @@ function picture(app, steps, isComplete) {
     places.set(node, [x, y]);
     boxes.push(svg("g", { class: `node ${kind}${best.has(node) ? " best" : ""}` },
       svg("rect", { x, y, width: WIDTH - 24, height: HEIGHT - 6, rx: 4 }),
-      svg("text", { x: x + 5, y: y + 11 }, text), svg("text", { x: x + 5, y: y + 21, class: "score" }, fixed(node.total))));
+      svg("title", {}, text), svg("text", { x: x + 5, y: y + 11 }, shortened(text)), svg("text", { x: x + 5, y: y + 21, class: "score" }, fixed(node.total))));
   };
   draw(steps[0].nodes[0].parent, 0, 0, app.tokenizer.shown[app.state.plan.start], "kept");
   steps.forEach(({ nodes }, column) => nodes.forEach((node, row) => {
@@ -64,6 +65,11 @@ function picture(app, steps, isComplete) {
   }));
   const width = 2 * MARGIN + (steps.length + 1) * WIDTH - 24, height = 2 * MARGIN + rows * HEIGHT;
   return svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": app.t("treeLabel") }, ...edges, ...boxes);
+}
+
+function shortened(text) {
+  const letters = [...text];
+  return letters.length > LETTERS ? `${letters.slice(0, LETTERS - 1).join("")}…` : text;
 }
 
 /** The finished hypotheses after a step; the first is the translation at the end. */

@@ -1,0 +1,131 @@
+"""`vanilla-transformer explain`."""
+
+import argparse
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from .common import UsageError, check_model_name, check_output, loading, say_written, set_up_transformers, show
+
+PAGE = ".html"
+EXAMPLES = 3  # sentences of a model's card, where none are given
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Write a page that shows how a model computes, live in the browser."""
+    parser.epilog = (
+        "The page contains the model and computes it: it needs no server, loads nothing and opens from a file. A "
+        "folder is a static Space for the Hub."
+    )
+    parser.add_argument("--model", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub")
+    parser.add_argument(
+        "--output", required=True, metavar="PAGE.html|DIR", help="the page, or a new folder with the page and a card"
+    )
+    parser.add_argument(
+        "--example",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="TEXT",
+        help="sentences to choose from; the page begins with the first (default: those of the model's card)",
+    )
+    parser.add_argument(
+        "--title", metavar="TEXT", help="the page's title (default: that of the model's card, or --model)"
+    )
+    parser.add_argument(
+        "--quantization",
+        choices=["float32", "int8"],
+        default="float32",
+        help="type of the weights; int8: 8 bits, for up to 15 million parameters instead of 3.7 (default: float32)",
+    )
+    parser.add_argument(
+        "--language", choices=["en", "zh"], default="en", help="language of the page's texts; readers can change it"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing page")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run code that comes with the model; only if you trust it"
+    )
+    parser.set_defaults(run=_explain)
+
+
+def _explain(arguments: argparse.Namespace) -> None:
+    write(
+        arguments.model,
+        arguments.output,
+        arguments.example,
+        arguments.title,
+        quantization=arguments.quantization,
+        language=arguments.language,
+        overwrite=arguments.overwrite,
+        trust_remote_code=arguments.trust_remote_code,
+    )
+
+
+def write(
+    model: str,
+    output: str,
+    examples: Sequence[str] = (),
+    title: str | None = None,
+    *,
+    is_space: bool | None = None,
+    overwrite: bool = False,
+    trust_remote_code: bool = False,
+    **options: str,
+) -> Path:
+    """Writes the page of a model, or a folder with it, and says where; the options are those of the command.
+
+    Args:
+        model: Its folder or name.
+        output: The page or the folder.
+        examples: Sentences.
+        title: Of the page.
+        is_space: Whether `output` is a folder; None: it is unless it ends with .html.
+        overwrite: Whether an existing page is replaced.
+        trust_remote_code: As for `Translator`.
+        **options: `quantization` and `language`.
+
+    Returns:
+        The page's file.
+
+    Raises:
+        UsageError: The page can't be written there.
+        PageError: It can't compute the model.
+    """
+    from ..checkpoints.files import check_new_folder, write_text
+
+    is_space = not output.lower().endswith(PAGE) if is_space is None else is_space
+    if not is_space:
+        check_output("--output", output, overwrite)
+    else:
+        try:
+            check_new_folder(Path(output))
+        except OSError as error:
+            raise UsageError(f"{error}; a page's name ends with {PAGE}") from error
+    check_model_name(model)
+    said, samples = _of_card(Path(model))
+    title = title or said or Path(model).name
+    with loading():
+        set_up_transformers()
+        from ..explain.page import model_page
+        from ..explain.space import write_space
+        from ..translation.opening import load_to_translate
+
+    tokenizer, loaded = load_to_translate(model, "cpu", trust_remote_code=trust_remote_code)
+    page = model_page(loaded, tokenizer, title, examples or samples, **options)  # type: ignore[arg-type]
+    if not is_space:
+        write_text(output, page)
+        say_written(output)
+        return Path(output)
+    write_space(page, title, Path(output))
+    show(f"wrote the static Space {output}; open {output}/index.html, or upload the folder")
+    return Path(output, "index.html")
+
+
+def _of_card(folder: Path) -> tuple[str | None, list[str]]:
+    """Returns the title and a few sentences of a model's card, if it has one."""
+    from ..hub.facts import read_facts
+
+    with suppress(ValueError, OSError):
+        facts, _ = read_facts(folder)
+        return facts.title, [sample.source for sample in facts.samples[:EXAMPLES]]
+    return None, []

@@ -1,0 +1,293 @@
+"""The page in Chromium, from a file: it computes what PyTorch computes, every switch works, and it loads nothing."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+webdriver = pytest.importorskip("selenium.webdriver")
+
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import Select  # noqa: E402
+from small_models import TEXTS, assert_same_hypotheses, logits_of, model_with  # noqa: E402
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer  # noqa: E402
+
+from hf_vanilla_transformer.explain.page import model_page  # noqa: E402
+
+DRIVER = shutil.which("chromedriver")
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=1200,1000",
+)  # fmt: skip
+PATIENCE = 60  # seconds
+HOSTILE = "</script><img src=x onerror=document.title='broken'> <!--<b>${1} {{data}}"
+SECTIONS = ("tokens", "embeddings", "encoder", "decoder", "cross", "softmax", "beam", "forcing", "attribution")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(DRIVER is None, reason="needs chromedriver and Chromium"),
+    pytest.mark.timeout(600),
+]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    options = webdriver.ChromeOptions()
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def model(tokenizer):
+    model = model_with(tokenizer)
+    model.generation_config.max_extra_length = 4
+    return model
+
+
+@pytest.fixture
+def opened(browser, model, tokenizer, tmp_path):
+    """The page of a small model, which has said no error and asked for nothing by the end of the test."""
+    file = tmp_path / "page.html"
+    file.write_text(model_page(model, tokenizer, "A & B </title>", [*TEXTS[2:5], HOSTILE]), encoding="utf-8")
+    browser.get_log("performance")
+    browser.get_log("browser")
+    browser.get(file.as_uri())
+    yield browser
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    requests = [one["params"] for one in messages if one["method"] == "Network.requestWillBeSent"]
+    asked = {one["request"]["url"] for one in requests if one["documentURL"].startswith("file:")}
+    assert asked == {file.as_uri()}
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def until(condition):
+    end = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return found
+
+
+def find(browser, css):
+    (element,) = browser.find_elements(By.CSS_SELECTOR, css)
+    return element
+
+
+def texts(browser, css):
+    """What elements show; asked at once, as views may be drawn again in between."""
+    return browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0])].map((one) => one.innerText)", css
+    )
+
+
+def type_and_translate(browser, text):
+    browser.execute_script("document.getElementById('source').value = arguments[0]", text)
+    find(browser, "#translate").click()
+
+
+def computed(browser):
+    """Logits, hypotheses and ids of the run that is shown."""
+    return browser.execute_script(
+        "return {ids: app.ids, target: app.target, logits: app.run.logits.map((row) => Array.from(row)),"
+        "found: app.run.search.found.map(({tokens, score}) => ({tokens, score}))}"
+    )
+
+
+def check(browser, model, tokenizer, text):
+    type_and_translate(browser, text)
+    result, batch = computed(browser), tokenizer(text, return_tensors="pt")
+    assert result["ids"] == batch["input_ids"][0].tolist()
+    expected = logits_of(model, result["ids"], [1, *result["target"][:-1]])
+    torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=1e-4, rtol=0)
+    assert_same_hypotheses(model, batch, result["found"])
+    best = tokenizer.decode(result["found"][0]["tokens"], skip_special_tokens=True)
+    assert browser.execute_script("return document.getElementById('translation').textContent") == (best or "—")
+
+
+def test_translations_and_logits_are_those_of_pytorch(opened, model, tokenizer):
+    assert opened.title == find(opened, "h1").text == "A & B </title>"
+    for text in [*TEXTS, HOSTILE]:
+        check(opened, model, tokenizer, text)
+    assert (
+        texts(opened, "#overview .key .token")[-3:] == tokenizer.readable_pieces(tokenizer(HOSTILE)["input_ids"])[-3:]
+    )
+    assert opened.find_elements(By.CSS_SELECTOR, "img, main b") == []
+
+
+@pytest.mark.timeout(3_000)
+def test_200_sentences_of_the_quickstarts_model(browser, tmp_path):
+    folder = Path(__file__).parents[2] / "outputs" / "quickstart"
+    if not (folder / "model").is_dir():
+        pytest.skip("THERE IS NO outputs/quickstart: run `make quickstart` before")
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    lines = (folder / "corpus" / "test.en").read_text(encoding="utf-8").splitlines()[:200]
+    assert len(lines) == 200
+    file = tmp_path / "page.html"
+    file.write_text(model_page(model, tokenizer, "quickstart", lines[:1]), encoding="utf-8")
+    browser.get(file.as_uri())
+    for line in lines:
+        check(browser, model, tokenizer, line)
+
+
+SWITCHES = {
+    "positions": {"positions": False}, "causal": {"causal": False}, "residual": {"residual": False},
+    "scaled": {"scaled": False}, "norm": {"norm": "pre"}, "off": {"off": {"part": "encoder", "layer": 1, "head": 2}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_shows_both_translations_and_logits_at_once(opened, compute, model, tokenizer, name):
+    """As node computes them, where tests/explain/test_compute.py compares with PyTorch."""
+    before, target = find(opened, "#translation").text, computed(opened)["target"]
+    if name in ("norm", "off"):
+        Select(find(opened, f"#switch-{name}")).select_by_value({"norm": "pre", "off": "encoder-1-2"}[name])
+    else:
+        find(opened, f"#switch-{name}").click()
+    case = {"text": TEXTS[2], "target": [1, *target[:-1]], "options": SWITCHES[name], "plan": {"beams": [4]}}
+    (expected,) = compute(model, tokenizer, [case])
+    assert find(opened, "#translation").text == before
+    assert find(opened, "#switched").text == (expected["beams4"][0]["text"] or "—").strip()
+    torch.testing.assert_close(torch.tensor(computed(opened)["logits"]), torch.tensor(expected["logits"]))
+    shown = [float(one.replace("−", "-")) for one in texts(opened, "#switches .best:last-child td:last-child")]
+    largest = torch.tensor(expected["logits"][0]).topk(10).values.tolist()
+    assert shown == pytest.approx(largest, abs=0.0051)
+    # And back
+    if name in ("norm", "off"):
+        Select(find(opened, f"#switch-{name}")).select_by_value("")
+    else:
+        find(opened, f"#switch-{name}").click()
+    assert opened.find_elements(By.ID, "switched") == []
+
+
+def open_sections(browser):
+    for name in SECTIONS:
+        browser.execute_script(f"document.getElementById('{name}').open = true")
+    until(lambda: browser.find_elements(By.ID, "attribution-table"))
+
+
+def test_equation_1_is_in_the_models_numbers(opened, model, tokenizer):
+    open_sections(opened)
+    Select(find(opened, "#cross-layer")).select_by_visible_text("2")
+    find(opened, "#cross-head-1").click()
+    find(opened, "#overview-1").click()
+    result = computed(opened)
+    with torch.no_grad():
+        outputs = model(
+            input_ids=torch.tensor([result["ids"]]), decoder_input_ids=torch.tensor([[1, *result["target"][:-1]]]),
+            output_attentions=True,
+        )  # fmt: skip
+    weights = outputs.cross_attentions[1][0, 1, 1]
+    shown = [float(one.rstrip("%")) / 100 for one in texts(opened, "#cross td.bar .number")]
+    assert shown == pytest.approx(weights.tolist(), abs=0.0051)
+    masked = texts(opened, "#decoder tr.masked td:nth-of-type(3)")
+    assert masked == ["−∞ (mask)"] * (len(result["target"]) - 2)  # of the second position
+
+
+def test_the_tree_has_every_step_and_the_best_hypothesis(opened, model, tokenizer):
+    open_sections(opened)
+    batch = tokenizer(TEXTS[2], return_tensors="pt")
+    options = {"num_return_sequences": 4, "return_dict_in_generate": True, "output_scores": True}
+    expected = model.generate(**batch, **options).sequences_scores.tolist()
+    rows = texts(opened, "#beam tbody td:last-child")
+    assert [float(one.replace("−", "-")) for one in rows] == pytest.approx(expected, abs=0.00051)
+    best = computed(opened)["found"][0]["tokens"]
+    assert len(opened.find_elements(By.CSS_SELECTOR, "#beam .node.best")) == len(best) + 1
+    opened.execute_script("const s = document.getElementById('step'); s.value = 1; s.dispatchEvent(new Event('input'))")
+    assert len(opened.find_elements(By.CSS_SELECTOR, "#beam .node")) == 1 + 8
+    find(opened, "#play").click()
+    until(lambda: texts(opened, "#play") == ["Play"] and "Step 1 " not in texts(opened, "#beam")[0])
+    Select(find(opened, "#beams")).select_by_value("1")
+    greedy = model.generate(**batch, num_beams=1, early_stopping=False)[0, 1:].tolist()
+    assert computed(opened)["found"][0]["tokens"] == greedy
+
+
+def test_teacher_forcing_is_beside_free_running(opened, model, tokenizer):
+    open_sections(opened)
+    script = "const box = document.getElementById('reference'); box.value = 'halb zehn';"
+    opened.execute_script(f"{script} box.dispatchEvent(new Event('change'))")
+    result, targets = computed(opened), tokenizer("halb zehn")["input_ids"]
+    inputs = [1, *targets[:-1]]
+    logits = logits_of(model, result["ids"], inputs)
+    length = len(inputs)
+    assert texts(opened, "#forcing-table td:nth-child(1)")[:length] == ["<s>", *tokenizer.readable_pieces(inputs)[1:]]
+    predicted = tokenizer.readable_pieces(logits.argmax(-1).tolist())
+    assert texts(opened, "#forcing-table td:nth-child(2)")[:length] == predicted
+    right = logits.softmax(-1)[range(length), targets].tolist()
+    shown = [float(one.rstrip("%")) / 100 for one in texts(opened, "#forcing-table td:nth-child(3)")[:length]]
+    assert shown == pytest.approx(right, abs=0.0051)
+    free = model.generate(torch.tensor([result["ids"]]), num_beams=1, early_stopping=False)[0, 1:].tolist()
+    assert texts(opened, "#forcing-table td:nth-child(4)")[: len(free)] == tokenizer.readable_pieces(free)
+
+
+def test_attribution_leaves_each_source_token_out(opened, model, tokenizer):
+    open_sections(opened)
+    result = computed(opened)
+    place, inputs = result["target"][0], [1, *result["target"][:-1]]
+
+    def log_probability(ids):
+        return logits_of(model, ids, inputs)[0].log_softmax(-1)[place].item()
+
+    ids = result["ids"]
+    expected = [log_probability(ids) - log_probability(ids[:n] + ids[n + 1 :]) for n in range(len(ids) - 1)]
+    shown = texts(opened, "#attribution-table td:last-child .number")
+    assert [float(one.replace("−", "-")) for one in shown] == pytest.approx(expected, abs=0.0051)
+
+
+def test_the_tour_the_keyboard_and_the_languages(opened):
+    find(opened, "#tour-start").click()
+    for step in range(1, 6):
+        assert f"Step {step} of 5" in find(opened, "#tour").text
+        assert len(opened.find_elements(By.CSS_SELECTOR, ".toured")) == 1
+        opened.switch_to.active_element.send_keys(Keys.ENTER)  # "Next" has the focus
+    assert opened.find_elements(By.ID, "tour") == []
+    find(opened, "#tour-start").click()
+    find(opened, "#tour-skip").click()
+    assert opened.find_elements(By.ID, "tour") == []
+
+    find(opened, "#overview-0").send_keys(Keys.ARROW_DOWN)
+    assert opened.switch_to.active_element.get_attribute("id") == "overview-1"
+    assert find(opened, "#overview-1").get_attribute("aria-pressed") == "true"
+    nameless = "return [...document.querySelectorAll('button, input, select, canvas, svg[role]')].filter((one) => "
+    nameless += "!one.textContent && !one.ariaLabel && !one.labels?.length).map((one) => one.outerHTML)"
+    open_sections(opened)
+    assert opened.execute_script(nameless) == []
+
+    find(opened, "#language").click()
+    assert find(opened, "html").get_attribute("lang") == "zh-Hans"
+    assert "束搜索" in find(opened, "#beam").text
+    assert find(opened, "#language").text == "English"
+
+
+def test_what_cannot_be_translated_is_said(opened):
+    type_and_translate(opened, "  ")
+    assert "nothing to translate" in find(opened, "#problem").text
+    type_and_translate(opened, "nine " * 200)
+    assert "the page takes up to 100" in find(opened, "#problem").text
+    type_and_translate(opened, "nine")
+    assert find(opened, "#problem").text == ""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_a_phone(opened, scheme):
+    metrics = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    try:
+        opened.execute_script("document.getElementById('switch-positions').click()")
+        open_sections(opened)
+        assert opened.execute_script("return document.documentElement.scrollWidth") <= 360
+        background = opened.execute_script("return getComputedStyle(document.body).backgroundColor")
+        assert (int(background.split("(")[1].split(",")[0]) < 60) == (scheme == "dark")
+    finally:
+        opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
