@@ -85,8 +85,7 @@ def contents_of(
         raise PageError(f"the page computes the paper's model only: {reason}")
     config: Any = model.config
     if config.activation_function not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise PageError(f"the page has no activation {config.activation_function}; it knows {known}")
+        raise PageError(f"the page has no activation {config.activation_function}; it has {', '.join(ACTIVATIONS)}")
     first = (config.pad_token_id or 0) + 1 if config.position_encoding == "fairseq" else 0
     return {
         "config": {**{name: getattr(config, name) for name in FIELDS}, "first_position": first},
@@ -117,15 +116,9 @@ def _plan(plan: Plan) -> dict[str, Any]:
         raise PageError("generation_config.json has no decoder_start_token_id or no eos_token_id; the page needs both")
     if plan.num_beams > MOST_BEAMS:
         raise PageError(f"num_beams is {plan.num_beams}; the page's tree has at most {MOST_BEAMS}")
-    return {
-        "num_beams": plan.num_beams,
-        "limit": plan.limit,
-        "length_penalty": float(plan.length_penalty),
-        "is_gnmt": isinstance(plan.length_penalty, GNMTLengthPenalty),
-        "early_stopping": plan.early_stopping,
-        "start": plan.start,
-        "ends": plan.ends,
-    }
+    fields = {name: getattr(plan, name) for name in ("num_beams", "limit", "early_stopping", "start", "ends")}
+    is_gnmt = isinstance(plan.length_penalty, GNMTLengthPenalty)
+    return {**fields, "length_penalty": float(plan.length_penalty), "is_gnmt": is_gnmt}
 
 
 def _tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[str, Any]:
@@ -133,11 +126,9 @@ def _tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[str, Any
     name = type(tokenizer).__name__
     if type(tokenizer) is not VanillaTransformerTokenizerFast:
         raise PageError(f"the page reads texts as VanillaTransformerTokenizer does, and the model has a {name}")
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    pipelines = {merges: _rules(tokenization_vanilla_transformer._pipeline(merges)) for merges in (True, False)}
-    rules = {part: state[part] for part in ("normalizer", "pre_tokenizer", "decoder")}
-    merges_punctuation = next((merges for merges, usual in pipelines.items() if rules == usual), None)
-    if merges_punctuation is None:
+    state, rules = json.loads(tokenizer.backend_tokenizer.to_str()), _rules(tokenizer.backend_tokenizer)
+    usual = [_rules(tokenization_vanilla_transformer._pipeline(merges)) for merges in (False, True)]
+    if rules not in usual:
         raise PageError("the tokenizer divides texts into words by rules of its own, which the page doesn't have")
     special = {token["content"]: token["id"] for token in state["added_tokens"]}
     control = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token}
@@ -153,7 +144,7 @@ def _tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[str, Any
         "letters": [LETTER_OF_BYTE[byte] for byte in range(256)],
         "special": sorted(special.values()),
         "end": tokenizer.eos_token_id,
-        "merges_punctuation": merges_punctuation,
+        "merges_punctuation": rules == usual[True],
     }
 
 
@@ -189,12 +180,9 @@ def _rows_in_8_bits(rows: Tensor) -> bytes:
 
 def _check_size(size: int, model: PreTrainedModel, quantization: Quantization) -> None:
     size = 4 * -(-size // 3)
-    if size <= MOST_BYTES:
-        return
-    smaller = "give a smaller model"
-    if quantization == "float32" and size / 4 * 1.1 < MOST_BYTES:
-        smaller = "give --quantization int8 (8 bits), or a smaller model"
-    raise PageError(
-        f"{model.num_parameters():,} parameters in {quantization} take {size / 1e6:.0f} MB of the page, which has at "
-        f"most {MOST_BYTES / 1e6:.0f}; {smaller}"
-    )
+    if size > MOST_BYTES:
+        is_enough = quantization == "float32" and 1.1 * size / 4 < MOST_BYTES
+        raise PageError(
+            f"{model.num_parameters():,} parameters in {quantization} take {size / 1e6:.0f} MB, and the page has "
+            f"at most {MOST_BYTES / 1e6:.0f}; give {'--quantization int8 (8 bits), or ' * is_enough}a smaller model"
+        )

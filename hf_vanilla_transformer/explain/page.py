@@ -16,8 +16,8 @@ from .contents import Quantization, contents_of, lines_of_code
 FOLDER = Path(__file__).with_name("page")
 # In an order in which each module comes after those that it imports.
 MODULES = (
-    "tensor", "model", "checkpoint", "search", "tokenizer", "dom", "links", "layers", "tree", "compare", "attention",
-    "app", "tour", "main",
+    "tensor", "model", "checkpoint", "search", "tokenizer", "dom", "links", "layers", "tree", "compare", "app",
+    "attention", "tour", "main",
 )  # fmt: skip
 
 

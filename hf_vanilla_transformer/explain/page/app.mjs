@@ -5,6 +5,11 @@ import { largest, logSoftmax } from "./tensor.mjs";
 
 const MOST_TOKENS = 100;  // of a source
 
+/** A text of the page in a language; values take the place of {names}. */
+export function text({ texts }, language, key, values = {}) {
+  return (texts[key]?.[language] ?? key).replace(/\{(\w+)\}/g, (_, name) => values[name]);
+}
+
 export class App {
   /** `draw` shows the state, or one section's; `model` and `tokenizer` compute it. */
   constructor(data, model, tokenizer, draw) {
@@ -12,10 +17,11 @@ export class App {
     this.width = data.config.d_model;
     const part = (layers) => ({ layer: layers - 1, head: 0, query: 0 });
     this.state = {
-      language: data.language, text: data.examples[0] ?? "", plan: { ...data.plan }, options: { ...UNTOUCHED }, place: 0,
-      encoder: { ...part(1) }, decoder: part(1), cross: part(data.config.decoder_layers), step: null, reference: null, tour: null,
+      language: data.language, text: data.examples[0] ?? "", plan: { ...data.plan }, options: { ...UNTOUCHED },
+      place: 0, encoder: part(1), decoder: part(1), cross: part(data.config.decoder_layers),
+      step: null, reference: null, tour: null,
     };
-    this.t = (key, values = {}) => (data.texts[key]?.[this.state.language] ?? key).replace(/\{(\w+)\}/g, (_, name) => values[name]);
+    this.t = (key, values) => text(data, this.state.language, key, values);
   }
 
   /** Changes the state and draws it. */
@@ -30,12 +36,14 @@ export class App {
   }
 
   /** Reads and translates a sentence. */
-  translate(text) {
+  translate(sentence) {
     this.stop();
-    const ids = text.trim() ? this.tokenizer.encode(text) : [];
-    this.problem = !ids.length ? this.t("empty") : ids.length > MOST_TOKENS ? this.t("tooLong", { number: ids.length, most: MOST_TOKENS }) : null;
-    if (!this.problem) {
-      this.state.text = text;
+    const ids = sentence.trim() ? this.tokenizer.encode(sentence) : [];
+    this.problem = null;
+    if (!ids.length) this.problem = this.t("empty");
+    else if (ids.length > MOST_TOKENS) this.problem = this.t("tooLong", { number: ids.length, most: MOST_TOKENS });
+    else {
+      this.state.text = sentence;
       this.ids = ids;
       this.source = ids.map((id) => this.tokenizer.shown[id]);
       this.compute();
@@ -72,8 +80,9 @@ export class App {
   }
 
   computeChanged() {
-    const { options } = this.state, isUntouched = Object.keys(UNTOUCHED).every((name) => options[name] === UNTOUCHED[name]);
-    this.changed = isUntouched ? null : this.runOf({ ...options }, this.target);
+    const { options } = this.state;
+    const isChanged = Object.keys(UNTOUCHED).some((name) => options[name] !== UNTOUCHED[name]);
+    this.changed = !isChanged ? null : this.runOf({ ...options }, this.target);
     this.state.step = null;
   }
 
@@ -88,9 +97,10 @@ export class App {
     const memory = model.encode(ids, options, encoder), limit = limitOf(plan, model.config, ids.length);
     const found = search(new Decoding(model, memory, options), plan, limit);
     const tokens = target ?? found.found[0].tokens;
-    const hidden = model.decode(this.inputsOf(tokens), memory, options, decoder), logits = model.logits(hidden, tokens.length);
+    const hidden = model.decode(this.inputsOf(tokens), memory, options, decoder);
+    const logits = model.logits(hidden, tokens.length), best = found.found[0];
     return {
-      options, memory, limit, search: found, text: this.tokenizer.decode(found.found[0].tokens), encoder, decoder, logits,
+      options, memory, limit, search: found, text: this.tokenizer.decode(best.tokens), encoder, decoder, logits,
       logs: logits.map((row, n) => logSoftmax(row)[tokens[n]]),
     };
   }
@@ -108,7 +118,8 @@ export class App {
   /** The tokens attended to, and those that attend. */
   sides(part) {
     if (part === "encoder") return [this.source, this.source];
-    return part === "decoder" ? [this.inputs, this.inputs.map((text, n) => `${text} → ${this.targets[n]}`)] : [this.source, this.targets];
+    if (part === "cross") return [this.source, this.targets];
+    return [this.inputs, this.inputs.map((token, n) => `${token} → ${this.targets[n]}`)];
   }
 
   query(part) {
@@ -123,18 +134,19 @@ export class App {
   /** Cross-attention of the last layer, the mean of its heads: a row for each target token. */
   overview() {
     const { weights } = this.run.decoder.layers.at(-1).cross;
-    return weights[0].map((row, n) => row.map((_, key) => weights.reduce((sum, head) => sum + head[n][key], 0) / weights.length));
+    const mean = (n, key) => weights.reduce((sum, head) => sum + head[n][key], 0) / weights.length;
+    return weights[0].map((row, n) => row.map((_, key) => mean(n, key)));
   }
 
   /** Teacher forcing: what is predicted at each position after the right tokens. */
   forced() {
     const { run, state } = this, isOwn = state.reference === null;
-    const text = isOwn ? this.plain.text : state.reference;
-    if (run.forced?.text === text) return run.forced;
-    const targets = isOwn ? this.target : this.tokenizer.encode(text), inputs = this.inputsOf(targets);
+    const right = isOwn ? this.plain.text : state.reference;
+    if (run.forced?.right === right) return run.forced;
+    const targets = isOwn ? this.target : this.tokenizer.encode(right), inputs = this.inputsOf(targets);
     const rows = this.model.logits(this.model.decode(inputs, run.memory, run.options), inputs.length);
     run.forced = {
-      text, targets, inputs, predicted: rows.map((row) => largest(row, 1)[0]),
+      right, targets, inputs, predicted: rows.map((row) => largest(row, 1)[0]),
       probabilities: rows.map((row, n) => Math.exp(logSoftmax(row)[targets[n]])),
     };
     return run.forced;

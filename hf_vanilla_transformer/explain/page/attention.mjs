@@ -1,25 +1,26 @@
 // The page without a model: the attention of one sentence, computed before.
+import { text } from "./app.mjs";
 import { bytesOf } from "./checkpoint.mjs";
-import { choice, el, matrix, numbered } from "./dom.mjs";
+import { choice, controls, el, matrix, numbered } from "./dom.mjs";
 import { links } from "./links.mjs";
 
 /** Draws the three attentions of the page's data, with a choice of part, layer and head. */
 export function drawAttention(data) {
-  const { source, inputs, targets, parts } = data.attention, t = (key, values = {}) =>
-    (data.texts[key]?.[data.language] ?? key).replace(/\{(\w+)\}/g, (_, name) => values[name]);
+  const { source, inputs, targets, parts } = data.attention;
+  const t = (key, values) => text(data, data.language, key, values);
   const sides = { encoder: [source, source], decoder: [inputs, targets], cross: [source, targets] };
   const read = Object.fromEntries(Object.entries(parts).map(([part, { weights }]) => [part, bytesOf(weights)]));
   const state = { part: "cross", layer: parts.cross.layers - 1, head: "mean", place: 0 };
 
   /** Rows of weights of a head, from 255ths, or of the mean of all. */
   function rows() {
-    const { part, layer, head } = state, { heads } = parts[part], [keys, queries] = sides[part], size = keys.length * queries.length;
-    const used = head === "mean" ? Array.from({ length: heads }, (_, n) => n) : [Number(head)];
-    return queries.map((_, row) => {
-      const count = part === "decoder" ? row + 1 : keys.length;
-      return Array.from({ length: count }, (_, key) => used.reduce(
-        (sum, one) => sum + read[part][(layer * heads + one) * size + row * keys.length + key], 0) / used.length / 255);
-    });
+    const { part, layer, head } = state, { heads } = parts[part], [keys, queries] = sides[part];
+    const used = head === "mean" ? numbered(heads).map(([n]) => n) : [Number(head)];
+    const size = keys.length * queries.length;
+    const weight = (row, key) => used.reduce(
+      (sum, one) => sum + read[part][(layer * heads + one) * size + row * keys.length + key], 0) / used.length / 255;
+    return queries.map((_, row) => Array.from(
+      { length: part === "decoder" ? row + 1 : keys.length }, (_, key) => weight(row, key)));
   }
 
   function set(patch) {
@@ -34,18 +35,20 @@ export function drawAttention(data) {
 
   function draw() {
     const { part, layer, head, place } = state, [keys, queries] = sides[part], weights = rows();
-    const isTarget = part !== "encoder";
+    const names = Object.keys(sides).map((one) => [one, t(`${one}Attention`)]);
+    const heads = [["mean", t("mean")], ...numbered(parts[part].heads)];
+    const label = t("matrixOf", { head: head === "mean" ? t("mean") : Number(head) + 1 });
     document.body.replaceChildren(el("header", {}, el("h1", {}, data.title)), el("main", {},
-      el("form", { class: "choices", onsubmit: (event) => event.preventDefault() },
-        choice("part", t("attention"), ["encoder", "decoder", "cross"].map((one) => [one, t(`${one}Attention`)]), part, (one) => set({ part: one })),
-        choice("layer", t("layer"), numbered(parts[part].layers, ""), layer, (value) => set({ layer: Number(value) })),
-        choice("head", t("head"), [["mean", t("mean")], ...numbered(parts[part].heads, "")], head, (value) => set({ head: value }))),
+      controls(
+        choice("part", t("attention"), names, part, (one) => set({ part: one })),
+        choice("layer", t("layer"), numbered(parts[part].layers), layer, (value) => set({ layer: Number(value) })),
+        choice("head", t("head"), heads, head, (value) => set({ head: value }))),
       links({
         id: "links", keys, queries, weights, chosen: place, onChoose: (n) => set({ place: n }),
-        titles: [t(part === "decoder" ? "earlier" : "source"), t(isTarget ? "target" : "source")],
+        titles: [t(part === "decoder" ? "earlier" : "source"), t(part === "encoder" ? "source" : "target")],
         says: (from, to) => t("attendsTo", { from, to }), label: t("linesLabel"),
       }),
-      matrix(weights, keys.length, t("matrixOf", { head: head === "mean" ? t("mean") : Number(head) + 1 }), place, (n) => set({ place: n })),
+      matrix(weights, keys.length, label, place, (n) => set({ place: n })),
       el("p", {}, t("matrixText"))));
   }
 

@@ -14,21 +14,39 @@ function filled(element, properties, children) {
   for (const [key, value] of Object.entries(properties)) {
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else if (key === "style") for (const [one, set] of Object.entries(value)) element.style.setProperty(one, set);
-    else if (value !== null && value !== undefined && value !== false) element.setAttribute(key, value === true ? "" : value);
+    else if (value === true) element.setAttribute(key, "");
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(key, value);
   }
   element.append(...children.filter((child) => child !== null && child !== undefined));
   return element;
 }
 
+/** Controls beside one another. */
+export function controls(...children) {
+  return el("form", { class: "choices", onsubmit: (event) => event.preventDefault() }, ...children);
+}
+
+/** What may be wider than the page, and is scrolled by itself, with the keyboard too. */
+export function scrolling(label, ...children) {
+  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, ...children);
+}
+
+/** A row of headings of a table. */
+export function headings(...texts) {
+  return el("thead", {}, el("tr", {}, ...texts.map((text) => el("th", { scope: "col" }, text))));
+}
+
 /** A select with its label; options are [value, text]. */
 export function choice(id, label, options, value, onChoose) {
   const select = el("select", { id, onchange: () => onChoose(select.value) });
-  select.append(...options.map(([one, text]) => el("option", { value: one, selected: String(one) === String(value) }, text)));
+  for (const [one, text] of options) {
+    select.append(el("option", { value: one, selected: String(one) === String(value) }, text));
+  }
   return el("label", {}, label, " ", select);
 }
 
-export function numbered(count, word) {
-  return Array.from({ length: count }, (_, n) => [n, `${word} ${n + 1}`]);
+export function numbered(count) {
+  return Array.from({ length: count }, (_, n) => [n, n + 1]);
 }
 
 export function percent(value) {
@@ -54,7 +72,8 @@ export function mixed(from, to, share) {
 
 /** Numbers as a strip of cells: the more of a colour, the further from 0. Pointing at a cell shows its number. */
 export function strip(values, label, scale = null) {
-  const numbers = Array.from(values), most = scale ?? Math.max(1e-9, ...numbers.map(Math.abs)), { paper, low, high } = colours();
+  const numbers = Array.from(values), most = scale ?? Math.max(1e-9, ...numbers.map(Math.abs));
+  const { paper, low, high } = colours();
   const canvas = el("canvas", { width: numbers.length, height: 1, class: "strip", role: "img", "aria-label": label });
   const context = canvas.getContext("2d");
   numbers.forEach((value, n) => {
@@ -62,7 +81,8 @@ export function strip(values, label, scale = null) {
     context.fillRect(n, 0, 1, 1);
   });
   canvas.addEventListener("pointermove", (event) => {
-    const box = canvas.getBoundingClientRect(), n = Math.floor(((event.clientX - box.left) / box.width) * numbers.length);
+    const box = canvas.getBoundingClientRect();
+    const n = Math.floor(((event.clientX - box.left) / box.width) * numbers.length);
     if (n in numbers) canvas.title = `[${n}] = ${fixed(numbers[n], 3)}`;
   });
   return canvas;
@@ -70,8 +90,11 @@ export function strip(values, label, scale = null) {
 
 /** A matrix of weights from 0 to 1, rows of lists; missing ones are hatched. `onChoose` is told the row pressed. */
 export function matrix(rows, columns, label, chosen, onChoose = null) {
-  const side = Math.max(2, Math.min(22, Math.floor(360 / Math.max(columns, rows.length)))), { paper, high } = colours();
-  const canvas = el("canvas", { width: side * columns, height: side * rows.length, role: "img", "aria-label": label, class: "matrix" });
+  const side = Math.max(2, Math.min(22, Math.floor(360 / Math.max(columns, rows.length))));
+  const { paper, high } = colours();
+  const canvas = el("canvas", {
+    width: side * columns, height: side * rows.length, role: "img", "aria-label": label, class: "matrix",
+  });
   const context = canvas.getContext("2d");
   rows.forEach((row, n) => {
     for (let column = 0; column < columns; column++) {

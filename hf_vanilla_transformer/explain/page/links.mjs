@@ -1,7 +1,9 @@
 // Figures 3 to 5 of the paper: lines from what attends, on the right, to what is attended to, on the left.
 import { el, percent, svg } from "./dom.mjs";
+import { largest } from "./tensor.mjs";
 
 const ROW = 30;  // pixels; as in the styles
+const LEAST = 0.005;  // a weight that is shown
 
 /**
  * Draws keys, queries, and the weights between them, rows of a list for each query. `chosen` is the query whose weights
@@ -10,23 +12,26 @@ const ROW = 30;  // pixels; as in the styles
 export function links({ id, keys, queries, weights, chosen, onChoose, titles, says, label }) {
   const height = ROW * Math.max(keys.length, queries.length), middle = (n) => ROW * (n + 0.5);
   const row = weights[chosen] ?? [], line = (query, key, weight, kind) => svg("line", {
-    x1: 0, y1: middle(key), x2: 100, y2: middle(query), class: kind, "stroke-opacity": weight, "vector-effect": "non-scaling-stroke",
+    x1: 0, y1: middle(key), x2: 100, y2: middle(query), class: kind,
+    "stroke-opacity": weight, "vector-effect": "non-scaling-stroke",
   });
-  const faint = weights.flatMap((one, query) => Array.from(one, (weight, key) => [query, key, weight]))
-    .filter(([query, , weight]) => query !== chosen && weight >= 0.05).map(([query, key, weight]) => line(query, key, weight * 0.35, "faint"));
-  const strong = Array.from(row, (weight, key) => [key, weight]).filter(([, weight]) => weight >= 0.01)
-    .map(([key, weight]) => line(chosen, key, Math.max(0.15, weight), "strong"));
+  const faint = [], strong = [];
+  weights.forEach((one, query) => one.forEach((weight, key) => {
+    if (query === chosen && weight >= 0.01) strong.push(line(query, key, Math.max(0.15, weight), "strong"));
+    else if (query !== chosen && weight >= 0.05) faint.push(line(query, key, 0.35 * weight, "faint"));
+  }));
   const picture = svg("svg", {
     viewBox: `0 0 100 ${height}`, height, preserveAspectRatio: "none", role: "img", "aria-label": label,
   }, ...faint, ...strong);
   const left = keys.map((key, n) => el("li", { class: "key" },
-    el("small", {}, (row[n] ?? 0) >= 0.005 ? percent(row[n]) : ""), token(key, "span", { class: "token", style: { "--weight": row[n] ?? 0 } })));
+    el("small", {}, row[n] >= LEAST ? percent(row[n]) : ""),
+    token(key, "span", { class: "token", style: { "--weight": row[n] ?? 0 } })));
   const right = queries.map((query, n) => el("li", {}, token(query, "button", {
     type: "button", id: `${id}-${n}`, class: "token", "aria-pressed": String(n === chosen), onclick: () => onChoose(n),
     onkeydown: (event) => onArrow(event, id, n, queries.length, onChoose),
   })));
-  const best = Array.from(row, (weight, n) => [weight, n]).sort((a, b) => b[0] - a[0]).slice(0, 3).filter(([weight]) => weight >= 0.005);
-  const named = best.map(([weight, n]) => `${keys[n]} (${percent(weight)})`).join(", ");
+  const best = largest(row, 3).filter((n) => row[n] >= LEAST);
+  const named = best.map((n) => `${keys[n]} (${percent(row[n])})`).join(", ");
   return el("figure", { class: "links" },
     el("div", { class: "columns" },
       el("div", {}, el("h4", {}, titles[0]), el("ol", {}, ...left)),

@@ -10,13 +10,14 @@ import { Tokenizer } from "./tokenizer.mjs";
 import { drawTour } from "./tour.mjs";
 import { beamTree } from "./tree.mjs";
 
+const inside = (part) => (app) => attentionPart(app, part);
 /** Key of the texts -> the paper's sections, the lines of code, and what draws the view. */
 const SECTIONS = {
   tokens: ["5.1", ["tokens"], tokens],
   embeddings: ["3.4, 3.5", ["embedding", "positions"], embeddings],
-  encoder: ["3.1, 3.2, 3.3", ["heads", "scores", "softmax", "average", "norm", "feed"], (app) => attentionPart(app, "encoder")],
-  decoder: ["3.1, 3.2.3", ["causal", "masked"], (app) => attentionPart(app, "decoder")],
-  cross: ["3.2.3", ["cross"], (app) => attentionPart(app, "cross")],
+  encoder: ["3.1, 3.2, 3.3", ["heads", "scores", "softmax", "average", "norm", "feed"], inside("encoder")],
+  decoder: ["3.1, 3.2.3", ["causal", "masked"], inside("decoder")],
+  cross: ["3.2.3", ["cross"], inside("cross")],
   softmax: ["3.4", ["projection"], bestTen],
   beam: ["6.1", ["search", "penalty"], beamTree],
   forcing: ["3.1", ["shifted"], forcing],
@@ -24,14 +25,15 @@ const SECTIONS = {
 };
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const open = new Set();  // sections
+const opened = new Set();  // sections
 
 function start() {
   if (data.attention) {
     drawAttention(data);
     return;
   }
-  const app = new App(data, modelOf(data), new Tokenizer(data.tokenizer), (section) => (section ? drawSection(app, section) : draw(app)));
+  const redraw = (section) => (section ? drawSection(app, section) : draw(app));
+  const app = new App(data, modelOf(data), new Tokenizer(data.tokenizer), redraw);
   globalThis.app = app;  // for readers' own questions in the console: app.run.logits, app.model ...
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => app.draw());
   if (app.state.text) app.translate(app.state.text);
@@ -40,97 +42,125 @@ function start() {
 
 /** Draws all that is visible; what has the focus keeps it. */
 function draw(app) {
-  const { id } = document.activeElement ?? {}, { language } = app.state;
+  const { id } = document.activeElement ?? {};
   if (document.documentElement.lang !== app.t("lang") || !document.getElementById("overview")) build(app);
-  document.documentElement.lang = app.t("lang");
-  drawTop(app, language);
-  for (const name of open) drawSection(app, name);
+  document.getElementById("problem").textContent = app.problem ?? "";
+  if (app.plain) drawTop(app);
+  for (const name of opened) drawSection(app, name);
   drawTour(app, openSection);
   if (id && document.activeElement === document.body) document.getElementById(id)?.focus({ preventScroll: true });
 }
 
-/** Makes the parts that stay. */
+/** Makes the parts that stay, in the state's language. */
 function build(app) {
-  const { t } = app, input = el("input", { id: "source", type: "text", value: app.state.text, dir: "auto", autocomplete: "off", spellcheck: "false" });
-  const examples = data.examples.map((text) => el("button", { type: "button", class: "example", onclick: () => {
-    input.value = text;
-    app.translate(text);
-  } }, text));
-  const other = t("otherLanguage"), to = app.state.language === "en" ? "zh" : "en";
+  const { t } = app, sections = Object.keys(SECTIONS).map((name) => section(app, name));
+  document.documentElement.lang = t("lang");
   document.body.replaceChildren(
-    el("header", {}, el("h1", {}, data.title), el("p", {}, t("subtitle", { parameters: data.parameters.toLocaleString(t("lang")) })),
-      el("div", { class: "buttons" }, el("button", { type: "button", id: "tour-start", onclick: () => app.set({ tour: 0 }) }, t("tour")),
-        el("button", { type: "button", id: "language", lang: to, onclick: () => app.set({ language: to }) }, other))),
+    header(app),
     el("main", {},
-      el("div", { class: "stage" },
-        el("section", { id: "sentence", "aria-label": t("sentence") },
-          el("form", { onsubmit: (event) => {
-            event.preventDefault();
-            app.translate(input.value);
-          } }, el("label", { for: "source" }, t("sentence")), el("div", { class: "row" }, input, el("button", { id: "translate" }, t("translate")))),
-          el("div", { class: "examples" }, ...examples), el("p", { id: "problem", role: "alert" }),
-          el("div", { id: "translations", "aria-live": "polite" })),
-        el("section", { id: "overview", "aria-label": t("overview") }),
+      el("div", { class: "stage" }, sentence(app), el("section", { id: "overview", "aria-label": t("overview") }),
         el("section", { id: "switches", "aria-label": t("switches") })),
-      el("h2", {}, t("sections")),
-      ...Object.entries(SECTIONS).map(([name, [paper, lines]]) => el("details", {
-        id: name, open: open.has(name), ontoggle: (event) => {
-          event.target.open ? open.add(name) : open.delete(name);
-          if (event.target.open) drawSection(app, name);
-        },
-      }, el("summary", {}, el("h3", {}, t(name)), el("span", {}, t("paperSection", { paper }))),
-      el("p", {}, t(`${name}Text`)), code(app, lines), el("div", { class: "view" })))),
+      el("h2", {}, t("sections")), ...sections),
     el("footer", {}, el("p", {}, t("footer"))));
 }
 
-/** The lines of our code that compute a view. */
+function header(app) {
+  const { t } = app, other = app.state.language === "en" ? "zh" : "en", button = (id, name, patch, lang = null) =>
+    el("button", { type: "button", id, lang, onclick: () => app.set(patch) }, name);
+  return el("header", {},
+    el("h1", {}, data.title), el("p", {}, t("subtitle", { parameters: data.parameters.toLocaleString(t("lang")) })),
+    el("div", { class: "buttons" }, button("tour-start", t("tour"), { tour: 0 }),
+      button("language", t("otherLanguage"), { language: other }, other)));
+}
+
+function sentence(app) {
+  const { t } = app, input = el("input", {
+    id: "source", type: "text", value: app.state.text, dir: "auto", autocomplete: "off", spellcheck: "false",
+  });
+  const onsubmit = (event) => {
+    event.preventDefault();
+    app.translate(input.value);
+  };
+  const examples = data.examples.map((example) => el("button", { type: "button", class: "example", onclick: () => {
+    input.value = example;
+    app.translate(example);
+  } }, example));
+  return el("section", { id: "sentence", "aria-label": t("sentence") },
+    el("form", { onsubmit }, el("label", { for: "source" }, t("sentence")),
+      el("div", { class: "row" }, input, el("button", { id: "translate" }, t("translate")))),
+    el("div", { class: "examples" }, ...examples), el("p", { id: "problem", role: "alert" }),
+    el("div", { id: "translations", "aria-live": "polite" }));
+}
+
+function section(app, name) {
+  const { t } = app, [paper, lines] = SECTIONS[name];
+  const ontoggle = ({ target }) => (target.open ? openSection(app, name) : opened.delete(name));
+  return el("details", { id: name, open: opened.has(name), ontoggle },
+    el("summary", {}, el("h3", {}, t(name)), el("span", {}, t("paperSection", { paper }))),
+    el("p", {}, t(`${name}Text`)), code(app, lines), el("div", { class: "view" }));
+}
+
+/** The lines of the package's code that compute a view. */
 function code(app, names) {
   const lines = names.map((name) => data.code[name === "norm" ? data.config.norm_position : name]);
-  return el("details", { class: "code" }, el("summary", {}, app.t("code")), el("ul", {}, ...lines.map(([file, number, text]) =>
-    el("li", {}, `${file}, ${app.t("line", { number })}`, el("code", {}, text)))));
+  const items = lines.map(([file, number, line]) =>
+    el("li", {}, `${file}, ${app.t("line", { number })}`, el("code", {}, line)));
+  return el("details", { class: "code" }, el("summary", {}, app.t("code")), el("ul", {}, ...items));
 }
 
 function drawTop(app) {
-  const { t, plain, changed } = app, result = (name, run, id) => el("p", { class: "result" }, el("small", {}, name),
+  const { t, plain, changed } = app, place = (id) => document.getElementById(id);
+  const result = (id, name, run) => el("p", { class: "result" }, el("small", {}, t(name)),
     el("output", { id, dir: "auto" }, run.text || "—"));
-  document.getElementById("problem").textContent = app.problem ?? "";
-  if (!plain) return;
-  document.getElementById("translations").replaceChildren(result(t(changed ? "asTrained" : "translation"), plain, "translation"),
-    ...(changed ? [result(t("switched"), changed, "switched")] : []));
-  document.getElementById("overview").replaceChildren(links({
-    id: "overview", keys: app.source, queries: app.targets, weights: app.overview(), chosen: app.state.place, onChoose: (n) => app.choose("cross", n),
-    titles: [t("source"), t("target")], says: (from, to) => t("attendsTo", { from, to }), label: t("linesLabel"),
+  place("translations").replaceChildren(result("translation", changed ? "asTrained" : "translation", plain));
+  if (changed) place("translations").append(result("switched", "switched", changed));
+  place("overview").replaceChildren(links({
+    id: "overview", keys: app.source, queries: app.targets, weights: app.overview(), chosen: app.state.place,
+    onChoose: (n) => app.choose("cross", n), titles: [t("source"), t("target")],
+    says: (from, to) => t("attendsTo", { from, to }), label: t("linesLabel"),
   }));
-  document.getElementById("switches").replaceChildren(...switches(app));
+  place("switches").replaceChildren(...switches(app));
 }
 
 function switches(app) {
-  const { t, state: { options } } = app, own = data.config.norm_position, other = own === "post" ? "pre" : "post";
-  const box = (name) => el("label", {}, el("input", {
-    id: `switch-${name}`, type: "checkbox", checked: options[name], onchange: (event) => app.switch({ [name]: event.target.checked }),
-  }), " ", t(`switch_${name}`));
-  const heads = [["encoder", data.config.encoder_layers, data.config.encoder_attention_heads],
-    ["decoder", data.config.decoder_layers, data.config.decoder_attention_heads],
-    ["cross", data.config.decoder_layers, data.config.decoder_attention_heads]].flatMap(([part, layers, count]) =>
-    Array.from({ length: layers * count }, (_, n) => ({ part, layer: Math.floor(n / count), head: n % count })));
-  const value = (one) => (one ? `${one.part}-${one.layer}-${one.head}` : "");
+  const { t, state: { options, place } } = app;
+  const own = data.config.norm_position, other = own === "post" ? "pre" : "post";
+  const box = (name) => {
+    const onchange = (event) => app.switch({ [name]: event.target.checked });
+    const input = el("input", { id: `switch-${name}`, type: "checkbox", checked: options[name], onchange });
+    return el("label", {}, input, " ", t(`switch_${name}`));
+  };
+  const heads = allHeads(), value = (one) => (one ? `${one.part}-${one.layer}-${one.head}` : "");
+  const named = ({ part, layer, head }) => t("headOf", { part: t(part), layer: layer + 1, head: head + 1 });
+  const norms = [["", t(own)], [other, t(other)]];
+  const kept = [["", t("none")], ...heads.map((one) => [value(one), named(one)])];
+  const turnOff = (chosen) => app.switch({ off: heads.find((one) => value(one) === chosen) ?? null });
   return [
     el("h2", {}, t("switches")), el("p", {}, t("switchesText")),
     el("div", { class: "switches" }, ...["positions", "causal", "residual", "scaled"].map(box),
-      choice("switch-norm", t("switch_norm"), [["", t(own)], [other, t(other)]], options.norm ?? "", (norm) => app.switch({ norm: norm || null })),
-      choice("switch-off", t("switch_off"), [["", t("none")], ...heads.map((one) => [value(one), t("headOf", {
-        part: t(one.part), layer: one.layer + 1, head: one.head + 1 })])], value(options.off),
-      (chosen) => app.switch({ off: heads.find((one) => value(one) === chosen) ?? null }))),
-    ...(app.changed ? [el("h3", {}, t("logitsBeside", { position: app.state.place + 1 })), ...bestTen(app)] : []),
+      choice("switch-norm", t("switch_norm"), norms, options.norm ?? "", (norm) => app.switch({ norm: norm || null })),
+      choice("switch-off", t("switch_off"), kept, value(options.off), turnOff)),
+    ...(app.changed ? [el("h3", {}, t("logitsBeside", { position: place + 1 })), ...bestTen(app)] : []),
   ];
 }
 
+/** Every head of the model: {part, layer, head}. */
+function allHeads() {
+  return ["encoder", "decoder", "cross"].flatMap((part) => {
+    const stack = part === "encoder" ? "encoder" : "decoder", count = data.config[`${stack}_attention_heads`];
+    const place = (n) => ({ part, layer: Math.floor(n / count), head: n % count });
+    return Array.from({ length: data.config[`${stack}_layers`] * count }, (_, n) => place(n));
+  });
+}
+
 function drawSection(app, name) {
-  if (app.plain) document.querySelector(`#${name} > .view`).replaceChildren(...SECTIONS[name][2](app).filter((part) => part));
+  if (!app.plain) return;
+  const view = SECTIONS[name][2](app).filter((part) => part);
+  document.querySelector(`#${name} > .view`).replaceChildren(...view);
 }
 
 function openSection(app, name) {
-  open.add(name);
+  opened.add(name);
   document.getElementById(name).open = true;
   drawSection(app, name);
 }

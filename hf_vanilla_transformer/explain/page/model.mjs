@@ -42,15 +42,18 @@ export class Model {
       };
     });
     const path = `model.${name}`;
-    const tables = { tokens: tensors[`${path}.embed_tokens.weight`], learned: tensors[`${path}.embed_positions.weight`] };
-    return { name, layers, ...tables, heads: this.config[`${name}_attention_heads`], norm: module(`${path}.layer_norm`) };
+    return {
+      layers, heads: this.config[`${name}_attention_heads`], norm: module(`${path}.layer_norm`),
+      tokens: tensors[`${path}.embed_tokens.weight`], learned: tensors[`${path}.embed_positions.weight`],
+    };
   }
 
   /** Sections 3.4 and 3.5: sqrt(d_model) times the embeddings, plus positions, (n, d_model). */
   embed(stack, ids, positions, options, record) {
     const d = this.config.d_model, x = new Float32Array(ids.length * d), { learned } = stack;
     ids.forEach((id, row) => {
-      const embedding = stack.tokens.subarray(id * d, (id + 1) * d).map((value) => value * this.config.embedding_scale);
+      const own = stack.tokens.subarray(id * d, (id + 1) * d);
+      const embedding = own.map((value) => value * this.config.embedding_scale);
       const place = options.positions ? this.position(positions[row], learned) : new Float32Array(d);
       x.set(add(embedding, place), row * d);
       record?.push({ embedding, place, sum: x.subarray(row * d, (row + 1) * d) });
@@ -66,12 +69,13 @@ export class Model {
   }
 
   /**
-   * Section 3.2: attention of x, (n, d_model). `visible(row)` gives the keys and values that a row may look at: lists of
-   * rows, and how many of them count.
+   * Section 3.2: attention of x, (n, d_model). `visible(row)` gives the keys and values that a row may look at: lists
+   * of rows, and how many of them count.
    */
   attend(part, layer, weights, heads, x, n, visible, options, record) {
     const queries = linear(x, n, weights.q_proj), dk = queries.length / n / heads;
-    const width = weights.v_proj.weight.length / this.config.d_model, dv = width / heads, joined = new Float32Array(n * width);
+    const width = weights.v_proj.weight.length / this.config.d_model, dv = width / heads;
+    const joined = new Float32Array(n * width);
     const scale = options.scaled ? dk ** -0.5 : 1, { off } = options;
     const kept = record && Array.from({ length: heads }, () => []);
     for (let row = 0; row < n; row++) {
@@ -125,7 +129,8 @@ export class Model {
         const [keys, values] = this.keysAndValues(layer.attention, input, n), seen = { keys, values, count: n };
         return this.attend("encoder", number, layer.attention, stack.heads, input, n, () => seen, options, kept?.self);
       }, options, kept?.self);
-      x = this.around(x, n, layer.lastNorm, (input) => this.feedForward(layer, input, n, kept?.feed), options, kept?.feed);
+      const feed = (input) => this.feedForward(layer, input, n, kept?.feed);
+      x = this.around(x, n, layer.lastNorm, feed, options, kept?.feed);
     });
     x = this.end(stack, x, n);
     return this.decoder.layers.map(({ cross }) => {
@@ -151,9 +156,12 @@ export class Model {
         const own = visible(number, ...this.keysAndValues(layer.attention, input, n));
         return this.attend("decoder", number, layer.attention, stack.heads, input, n, own, options, kept?.self);
       }, options, kept?.self);
-      x = this.around(x, n, layer.crossNorm, (input) => this.attend(
-        "cross", number, layer.cross, stack.heads, input, n, () => memory[number], options, kept?.cross), options, kept?.cross);
-      x = this.around(x, n, layer.lastNorm, (input) => this.feedForward(layer, input, n, kept?.feed), options, kept?.feed);
+      const source = () => memory[number];
+      const cross = (input) =>
+        this.attend("cross", number, layer.cross, stack.heads, input, n, source, options, kept?.cross);
+      x = this.around(x, n, layer.crossNorm, cross, options, kept?.cross);
+      const feed = (input) => this.feedForward(layer, input, n, kept?.feed);
+      x = this.around(x, n, layer.lastNorm, feed, options, kept?.feed);
     });
     return this.end(stack, x, n);
   }

@@ -16,7 +16,8 @@ export function limitOf(plan, config, sourceLength) {
 
 /** Searches by the plan. Returns hypotheses, the best first, {tokens, score}; and the steps of a beam search. */
 export function search(decoding, plan, limit) {
-  return plan.num_beams > 1 ? beamSearch(decoding, plan, limit) : { found: [greedySearch(decoding, plan, limit)], steps: [] };
+  if (plan.num_beams > 1) return beamSearch(decoding, plan, limit);
+  return { found: [greedySearch(decoding, plan, limit)], steps: [] };
 }
 
 /** Takes the most probable token at each step: {tokens, total, score: null}. */
@@ -33,8 +34,9 @@ export function greedySearch(decoding, plan, limit) {
 }
 
 /**
- * A step has the best continuations of its beams, {parent, token, total, state}: `parent` is the node that it continues,
- * `state` is "kept", "finished" or "dropped"; and the K best finished hypotheses after it, {node, length, score}.
+ * A step has the best continuations of its beams, {parent, token, total, state}: `parent` is the node that it
+ * continues, `state` is "kept", "finished" or "dropped"; and the K best finished hypotheses after it,
+ * {node, length, score}.
  */
 function beamSearch(decoding, plan, limit) {
   const K = plan.num_beams, width = Math.max(2, 1 + plan.ends.length) * K, steps = [];

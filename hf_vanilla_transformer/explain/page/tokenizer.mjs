@@ -2,8 +2,8 @@
 
 // Where words begin; the two rules of the package's tokenizer. `\s` of JavaScript is another set of characters.
 const WORD_START = /(?<![\p{White_Space}\p{P}])\p{White_Space}+(?![\p{White_Space}\p{P}])/gu;
-const WORD_OR_PUNCTUATION =
-  /\p{White_Space}?[^\p{White_Space}\p{P}]+|\p{White_Space}?\p{P}+|\p{White_Space}+(?=\p{White_Space})|\p{White_Space}+/gu;
+const SPACE = "\\p{White_Space}", WORD = `[^${SPACE}\\p{P}]+`;
+const WORD_OR_PUNCTUATION = new RegExp(`${SPACE}?${WORD}|${SPACE}?\\p{P}+|${SPACE}+(?=${SPACE})|${SPACE}+`, "gu");
 const CONTROL_TOKEN_END = /(?<=<pad|<s|<\/s)>/gu;
 const LONGEST_WORD = 256;
 
@@ -27,8 +27,8 @@ export function wordsOf(text, mergesPunctuation) {
 
 export class Tokenizer {
   /**
-   * `pieces` lists the vocabulary by ids, `shown` how people read them; `merges` the merges, "a b", the first before the
-   * others.
+   * `pieces` lists the vocabulary by ids, `shown` how people read them; `merges` the merges, "a b", in the order in
+   * which they are made.
    */
   constructor({ pieces, shown, merges, letters, special, end, merges_punctuation: mergesPunctuation }) {
     Object.assign(this, { pieces, shown, special: new Set(special), end, mergesPunctuation });
@@ -61,7 +61,8 @@ export class Tokenizer {
 
   /** The text of ids, without special tokens. */
   decode(ids) {
-    const bytes = ids.filter((id) => !this.special.has(id)).flatMap((id) => Array.from(this.pieces[id], (letter) => this.bytes.get(letter)));
+    const letters = ids.filter((id) => !this.special.has(id)).map((id) => this.pieces[id]).join("");
+    const bytes = Array.from(letters, (letter) => this.bytes.get(letter));
     return new TextDecoder("utf-8", { ignoreBOM: true }).decode(new Uint8Array(bytes)).replace(/^ /, "");
   }
 }
