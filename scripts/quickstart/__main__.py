@@ -4,8 +4,9 @@
 
 It takes a few minutes on two CPU cores and downloads nothing: the corpus is generated. The training is that of
 `vanilla-transformer train` with the recipe beside this file, whose options can be overridden: --max-steps 1000.
-outputs/quickstart/ then contains the corpus, the model with its tokenizer and card, metrics.json and a plot of
-cross-attention. On a terminal, you can type sentences for the model at the end.
+outputs/quickstart/ then contains the corpus, the model with its tokenizer and card, metrics.json, a plot of
+cross-attention and explain.html, a page that computes the model. On a terminal, you can type sentences for the model
+at the end.
 """
 
 import argparse
@@ -17,11 +18,12 @@ from datetime import datetime
 from pathlib import Path
 
 from hf_vanilla_transformer import Translator, cli
+from hf_vanilla_transformer.explain.page import model_page
 from hf_vanilla_transformer.metrics import corpus_bleu, exact_match
 from hf_vanilla_transformer.plots.curves import plot_attention
 from hf_vanilla_transformer.training.recipe import parse_recipe
 from hf_vanilla_transformer.translation.attention import attention_of
-from scripts.quickstart.corpus import Pair, generate_pairs, split_pairs, write_corpus
+from scripts.quickstart.corpus import UNSEEN, Pair, generate_pairs, split_pairs, write_corpus
 from scripts.quickstart.prompt import answer_questions, show_examples, words_of
 
 RECIPE = Path(__file__).with_name("recipe.yaml")
@@ -56,10 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     metrics = measure(model, parts["test"]) | {"seconds": round(time.perf_counter() - start, 1)}
     (run / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
     draw_attention(translator, parts["test"], run / "cross_attention.png")
+    page = run / "explain.html"
+    page.write_text(model_page(translator.model, translator.tokenizer, TITLE, list(UNSEEN)[:3]), encoding="utf-8")
     print(
         f"\n{len(parts['test'])} held-out sentences: exact match {metrics['exact_match']:.1f}%, BLEU "
         f"{metrics['bleu']:.2f} ({metrics['bleu_signature']})\n"
-        f"Time: {metrics['seconds']:.0f} seconds\nModel: {model}\nCross-attention: {run / 'cross_attention.png'}"
+        f"Time: {metrics['seconds']:.0f} seconds\nModel: {model}\nCross-attention: {run / 'cross_attention.png'}\n"
+        f"See it think, in a browser: {page.resolve().as_uri()}"
     )
     known = words_of(english for english, _ in parts["train"])
     show_examples(translator, known)

@@ -91,7 +91,7 @@ def test_attention_as_picture_and_page_of_the_models_own_translation(run, tiny_c
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
     sequence = model.generate(**tokenizer("half past nine", return_tensors="pt"))[0]
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
-    assert len(data[2]["queries"]) == len(sequence) - 1
+    assert len(data["attention"]["targets"]) == len(sequence) - 1
 
 
 def test_schedules_of_recipes_runs_and_the_paper(run, titles, training, monkeypatch):

@@ -118,16 +118,16 @@ def test_translations_with_their_scores(functions, model):
     assert best == Translator(model)("half past nine", num_beams=1)
 
 
-def parts_of(frame):
+def attention_in(frame):
     """What the script in the frame's page reads."""
     (inner,) = re.findall(r'<iframe title="Attention" sandbox="allow-scripts" srcdoc="([^"]*)"', frame)
-    return json.loads(re.search(r'id="data">(.*?)</script>', html.unescape(inner))[1])
+    return json.loads(re.search(r'id="data">(.*?)</script>', html.unescape(inner))[1])["attention"]
 
 
 def test_attention_is_a_page_in_a_frame_that_reaches_nothing(functions):
     _, attend = functions
     frame = attend([(NASTY, NASTY)], 0)
-    assert "".join(parts_of(frame)[-1]["keys"]).startswith("▁<img▁src")
+    assert "".join(attention_in(frame)["source"]).startswith("▁<img▁src")
     assert "<img" not in frame
     assert "attention is shown for up to 100 tokens" in attend([("half past nine " * 40, "halb")], 0)
     assert "shown here after" in attend([], None)
@@ -157,7 +157,7 @@ def test_a_target_language_where_the_model_has_several(tmp_path):
     assert best == translator("it", target_lang="nld", num_beams=4)
     assert pairs[0][0] == ">>nld<< it"
     # Whatever language is chosen by now.
-    assert parts_of(attend([(pairs[0][0], "het")], 0))[-1]["keys"][0] == ">>nld<<"
+    assert attention_in(attend([(pairs[0][0], "het")], 0))["source"][0] == ">>nld<<"
     with pytest.raises(gr.Error, match="several target languages"):
         translate("it", 4, 1.0)
 

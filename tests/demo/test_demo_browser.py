@@ -75,11 +75,11 @@ def test_translate_and_look_at_the_attention(driver, page):
     until(lambda: find("#source textarea")[0].get_attribute("value") == "half past nine", "the example's text")
     translate("half past nine")
     assert in_frame(lambda: find("#part option:checked")[0].text) == "Cross-attention"
-    said = in_frame(lambda: "attends most to" in find("#said")[0].text and find("#said")[0].text)
+    said = in_frame(lambda: "attends most to" in find("figcaption")[0].text and find("figcaption")[0].text)
 
     def choose_encoder():
         find("#part")[0].send_keys("Encoder")
-        return "attends most to" in find("#said")[0].text and find("#said")[0].text != said
+        return "attends most to" in find("figcaption")[0].text and find("figcaption")[0].text != said
 
     assert in_frame(choose_encoder)
 
@@ -98,8 +98,8 @@ def test_translate_and_look_at_the_attention(driver, page):
     )
     find("#translate")[0].click()
     until(lambda: "\n" in find("#translation textarea")[0].get_attribute("value"), "two lines")
-    assert in_frame(lambda: "<" in find("#keys")[0].text or "b" in find("#keys")[0].text)
-    assert in_frame(lambda: not find("#keys img, #keys b, #queries img, #queries b") and find("#keys"))
+    assert in_frame(lambda: "<" in find(".links")[0].text or "b" in find(".links")[0].text)
+    assert in_frame(lambda: not find(".links img, .links b") and find(".links"))
     assert driver.execute_script("return window.broken") is None
     assert find("#candidates img, #candidates tbody b") == []
 

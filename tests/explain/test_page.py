@@ -1,4 +1,4 @@
-"""The page as a file: what it refuses, that no text gets out of its place, and that it is all there, in two languages."""
+"""The page as a file: what it refuses, that no text gets out of its place, that all of it is there in two languages."""
 
 import base64
 import hashlib

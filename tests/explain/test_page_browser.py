@@ -154,6 +154,7 @@ def test_a_switch_shows_both_translations_and_logits_at_once(opened, compute, mo
         find(opened, f"#switch-{name}").click()
     case = {"text": TEXTS[2], "target": [1, *target[:-1]], "options": SWITCHES[name], "plan": {"beams": [4]}}
     (expected,) = compute(model, tokenizer, [case])
+    until(lambda: texts(opened, "#switched") != ["…"])
     assert find(opened, "#translation").text == before
     assert find(opened, "#switched").text == (expected["beams4"][0]["text"] or "—").strip()
     torch.testing.assert_close(torch.tensor(computed(opened)["logits"]), torch.tensor(expected["logits"]))

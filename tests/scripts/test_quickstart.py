@@ -86,7 +86,9 @@ def test_a_run_leaves_a_model_with_its_card_scores_and_curve(trained):
 
     run, _ = trained
     assert isinstance(Translator(run / "model")("half past three"), str)
-    assert {path.name for path in run.iterdir()} == {"corpus", "model", "metrics.json", "cross_attention.png"}
+    assert {path.name for path in run.iterdir()} == {
+        "corpus", "model", "metrics.json", "cross_attention.png", "explain.html",
+    }  # fmt: skip
     lines = {file.name: len(file.read_text(encoding="utf-8").split("\n")) - 1 for file in (run / "corpus").iterdir()}
     assert lines == {f"{part}.{code}": number for part, number in
                      (("train", 270), ("validation", 20), ("test", 10)) for code in ("en", "de")}  # fmt: skip
@@ -136,6 +138,7 @@ def test_a_file_gets_lines_without_bars_or_colours(trained):
     _, log = trained
     assert not re.search(r"[\r\x1b\x08]|\d+%\||it/s", log)
     assert "warning" not in log.lower()
+    assert f"See it think, in a browser: {(trained[0] / 'explain.html').as_uri()}\n" in log
     for line in (
         "Corpus: 270 train, 20 validation, 10 test pairs, for instance", "Training data: 270 pairs kept, 0 left out",
         "update 20, validation: perplexity ", "10 held-out sentences: exact match 0.0%, BLEU ", *UNSEEN, *OUTSIDE,

@@ -82,8 +82,13 @@ export class App {
   computeChanged() {
     const { options } = this.state;
     const isChanged = Object.keys(UNTOUCHED).some((name) => options[name] !== UNTOUCHED[name]);
-    this.changed = !isChanged ? null : this.runOf({ ...options }, this.target);
+    const changed = isChanged ? this.runOf({ ...options }, this.target) : null;
+    Object.assign(this, { changed });
     this.state.step = null;
+    if (!changed) return;
+    // Without the mask every step computes all positions again: its logits are shown before its translation.
+    if (options.causal) this.searchIn(changed);
+    else setTimeout(() => this.changed === changed && (this.searchIn(changed), this.draw()));
   }
 
   /** What the views show: the run with the switches, or the one as trained. */
@@ -91,18 +96,21 @@ export class App {
     return this.changed ?? this.plain;
   }
 
-  /** Searches, and computes every number in between for a target; null: for the translation that is found. */
+  /** Computes every number in between for a target; null: searches, and computes them for what is found. */
   runOf(options, target) {
     const { model, ids, state: { plan } } = this, encoder = new Record(), decoder = new Record();
     const memory = model.encode(ids, options, encoder), limit = limitOf(plan, model.config, ids.length);
-    const found = search(new Decoding(model, memory, options), plan, limit);
-    const tokens = target ?? found.found[0].tokens;
-    const hidden = model.decode(this.inputsOf(tokens), memory, options, decoder);
-    const logits = model.logits(hidden, tokens.length), best = found.found[0];
-    return {
-      options, memory, limit, search: found, text: this.tokenizer.decode(best.tokens), encoder, decoder, logits,
-      logs: logits.map((row, n) => logSoftmax(row)[tokens[n]]),
-    };
+    const run = { options, memory, limit, search: null, text: "…", encoder, decoder };
+    if (!target) this.searchIn(run);
+    const tokens = target ?? run.search.found[0].tokens;
+    run.logits = model.logits(model.decode(this.inputsOf(tokens), memory, options, decoder), tokens.length);
+    run.logs = run.logits.map((row, n) => logSoftmax(row)[tokens[n]]);
+    return run;
+  }
+
+  searchIn(run) {
+    run.search = search(new Decoding(this.model, run.memory, run.options), this.state.plan, run.limit);
+    run.text = this.tokenizer.decode(run.search.found[0].tokens);
   }
 
   /** The target shifted right (3.1). */

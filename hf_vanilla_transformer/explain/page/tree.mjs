@@ -9,7 +9,9 @@ const PACE = 700;  // milliseconds per step
 
 /** The tree of the shown run up to the step that is chosen, with what plays it. */
 export function beamTree(app) {
-  const { t, state, run } = app, { plan } = state, { steps } = run.search;
+  const { t, state, run } = app, { plan } = state;
+  if (!run.search) return [el("p", {}, t("computing"))];
+  const { steps } = run.search;
   const shown = Math.min(state.step ?? steps.length, steps.length);
   const sizes = Array.from({ length: MOST_BEAMS }, (_, n) => [n + 1, n ? n + 1 : t("greedy")]);
   const search = controls(
