@@ -1,7 +1,9 @@
 """The paper's figures for its notebook: 1 (the model), 2 (attention) and the lines of 3 to 5 (what words attend to)."""
 
+import sys
 from collections.abc import Sequence
 
+import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -9,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch
 from torch import Tensor, nn
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.modeling_vanilla_transformer import (
     PostNormResidual,
     VanillaTransformerAttention,
@@ -210,3 +212,9 @@ def _arrow(axes: Axes, *points: Point) -> None:
     axes.annotate(
         "", end, before, arrowprops={"arrowstyle": "-|>", "color": "black", "lw": 0.9, "shrinkA": 0, "shrinkB": 0}
     )
+
+
+if __name__ == "__main__":  # python -m notebooks.diagrams FILE: figure 1 of the base model
+    with torch.device("meta"):
+        base = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.from_preset("base"))
+    draw_architecture(base).savefig(sys.argv[1], dpi=80)

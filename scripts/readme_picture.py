@@ -1,62 +1,95 @@
-"""Draws README's picture: what each target token attends to, and how the model learned.
+"""Makes README's moving picture: the page of `vanilla-transformer explain` in Chromium, as a GIF.
 
-    python -m scripts.readme_picture --model outputs/quickstart/model --run outputs/quickstart \
-        --source "We have to pay twenty-three euros on Monday." --output docs/images/first_screen.png
+    python -m scripts.readme_picture --page outputs/quickstart/explain.html --output docs/images/explain.gif
 
-The left half is the cross-attention of the last layer, the mean of its heads unless one is given; the right half is the
-training loss and the validation BLEU (or perplexity) by updates.
+It needs Chromium with its driver, selenium and Pillow. It shows what each target token attends to, then the translation
+without positions, then the beam search step by step.
 """
 
 import argparse
-from collections.abc import Sequence
+import io
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.plots.curves import draw_curve, save_figure
-from hf_vanilla_transformer.plots.drawing import Axes, Figure, colour_bar, heat_map, name_panel, new_figure
-from hf_vanilla_transformer.training.run_folder import read_log
-from hf_vanilla_transformer.translation.attention import Attention, attention_of
+from PIL import Image
+from selenium import webdriver
 
-WIDTH, HEIGHT = 1000 / 120, 3.9  # inches: 1,000 pixels at the resolution of `save_figure`
+WIDTH, HEIGHT = 1000, 660  # pixels
+MOST_BYTES = 1_000_000
+COLOURS = 48
+LONG, SHORT = 1_800, 450  # milliseconds that a picture is shown
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage", "--hide-scrollbars",
+)  # fmt: skip
+
+Frame = tuple[Image.Image, int]  # a picture, and for how many milliseconds
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Draws one file."""
+    """Makes one file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="the folder of a model")
-    parser.add_argument("--run", required=True, help="the folder of a run, or its trainer_state.json")
-    parser.add_argument("--source", required=True, help="the sentence")
-    parser.add_argument("--target", help="its translation (default: the model's own)")
-    parser.add_argument("--head", type=int, help="a head of the last layer, from 1 (default: their mean)")
-    parser.add_argument("--output", required=True, help="PNG or SVG file")
+    parser.add_argument("--page", type=Path, required=True, help="the page, of `explain` or of the quickstart")
+    parser.add_argument("--sentence", default="We have to pay twenty-three euros on Monday.", help="what is translated")
+    parser.add_argument("--output", required=True, help="GIF file")
     options = parser.parse_args(arguments)
-    log = read_log(options.run)
-    scores = [key for key in ("eval_bleu", "eval_perplexity") if any(key in entry for entry in log)]
-    if not scores:
-        raise SystemExit(f"readme_picture: {options.run} was not evaluated; its log has no BLEU and no perplexity")
-    translator = Translator(options.model, "cpu")
-    attention = attention_of(translator.model, translator.tokenizer, options.source, options.target)
-
-    figure = new_figure(WIDTH, HEIGHT)
-    left, right = figure.subfigures(1, 2, width_ratios=[1.15, 1])  # type: ignore[misc]
-    draw_cross_attention(figure, left.subplots(), attention, options.head)
-    for panel, key in zip(right.subplots(2, 1, sharex=True), ("loss", scores[0]), strict=True):
-        draw_curve(panel, key, {"run": log})
-        panel.label_outer()
-    save_figure(figure, options.output)
+    if not options.page.is_file() or shutil.which("chromedriver") is None:
+        lacks = "chromedriver" if options.page.is_file() else f"{options.page}; run `make quickstart` before"
+        raise SystemExit(f"readme_picture: there is no {lacks}")
+    driver = open_page(options.page)
+    try:
+        save(list(frames(driver, options.sentence)), options.output)
+    finally:
+        driver.quit()
 
 
-def draw_cross_attention(figure: Figure, panel: Axes, attention: Attention, head: int | None) -> None:
-    """Draws a head of the last layer, or the mean of all."""
-    weights = attention.cross[-1]  # (heads, T, S)
-    if head is not None and not 1 <= head <= len(weights):
-        raise SystemExit(f"readme_picture: there is no head {head}; the last layer has heads 1 to {len(weights)}")
-    chosen = weights.mean(dim=0) if head is None else weights[head - 1]
-    sides = attention.source_pieces, attention.target_pieces
-    columns, rows = ([piece.replace("▁", "") or "␣" for piece in pieces] for pieces in sides)
-    image = heat_map(panel, chosen.numpy(), columns, rows, size=(3.0, 2.6), largest=float(chosen.max()))
-    which = f"mean of {len(weights)} heads" if head is None else f"head {head}"
-    name_panel(panel, f"Cross-attention, last layer, {which}", "source token attended to", "token that is predicted")
-    colour_bar(figure, panel, image, "attention weight")
+def open_page(page: Path) -> Any:
+    """Opens the page in light colours, whatever the machine prefers."""
+    chrome = webdriver.ChromeOptions()
+    for flag in FLAGS:
+        chrome.add_argument(flag)
+    driver = webdriver.Chrome(options=chrome, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    metrics = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    light = [{"name": "prefers-color-scheme", "value": "light"}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": light})
+    driver.get(page.resolve().as_uri())
+    return driver
+
+
+def frames(driver: Any, sentence: str) -> Iterator[Frame]:
+    """Goes through the page."""
+    run = driver.execute_script
+    run("document.getElementById('source').value = arguments[0]; app.translate(arguments[0])", sentence)
+    yield picture(driver), LONG
+    for place in range(1, run("return app.target.length") - 1):
+        run("app.set({place: arguments[0]})", place)
+        yield picture(driver), SHORT
+    run("app.set({place: 0}); document.getElementById('switch-positions').click()")
+    yield picture(driver), LONG
+    run("document.getElementById('switch-positions').click()")
+    run("document.getElementById('beam').open = true; app.set({step: 1})")
+    run("document.getElementById('beam').scrollIntoView()")
+    for step in range(1, run("return app.run.search.steps.length") + 1):
+        run("app.set({step: arguments[0]}); document.querySelector('#beam .scroll').scrollLeft = 1e4", step)
+        yield picture(driver), SHORT
+    yield picture(driver), 2 * LONG
+
+
+def picture(driver: Any) -> Image.Image:
+    """What the window shows."""
+    shot = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
+    return shot.quantize(COLOURS, dither=Image.Dither.NONE)
+
+
+def save(shown: list[Frame], output: str) -> None:
+    """Saves the pictures as one that moves."""
+    first, *others = [image for image, _ in shown]
+    durations = [milliseconds for _, milliseconds in shown]
+    first.save(output, save_all=True, append_images=others, duration=durations, loop=0, optimize=True)
+    if (size := Path(output).stat().st_size) > MOST_BYTES:
+        raise SystemExit(f"readme_picture: {output} has {size:,} bytes, more than {MOST_BYTES:,}; shorten --sentence")
 
 
 if __name__ == "__main__":

@@ -1,48 +1,30 @@
-"""scripts/readme_picture.py: README's picture, 1,000 pixels wide, of a model and of a run's log."""
+"""scripts/readme_picture.py: README's picture, of a page in Chromium."""
 
-import json
+import shutil
 
 import pytest
 from PIL import Image
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from hf_vanilla_transformer.explain.page import model_page
 from scripts import readme_picture
 
-LOG = [{"step": step, "loss": 5.0 / step} for step in (1, 2, 3)]
+
+@pytest.mark.browser
+@pytest.mark.skipif(shutil.which("chromedriver") is None, reason="needs chromedriver and Chromium")
+def test_the_picture_moves(tmp_path, tiny_checkpoint):
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
+    model.generation_config.max_extra_length = 1
+    page = tmp_path / "page.html"
+    page.write_text(model_page(model, AutoTokenizer.from_pretrained(tiny_checkpoint), "page"), encoding="utf-8")
+    output = tmp_path / "F.gif"
+    readme_picture.main(["--page", str(page), "--sentence", "nine", "--output", str(output)])
+    with Image.open(output) as picture:
+        assert picture.size == (readme_picture.WIDTH, readme_picture.HEIGHT)
+        assert picture.n_frames > 5
+    assert output.stat().st_size <= readme_picture.MOST_BYTES
 
 
-@pytest.fixture
-def arguments(tmp_path, tiny_checkpoint):
-    def arguments(*more, score="eval_bleu"):
-        log = [*LOG, {"step": 3, score: 7.5}]
-        (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
-        paths = ["--model", str(tiny_checkpoint), "--run", str(tmp_path), "--output", str(tmp_path / "F.png")]
-        return [*paths, "--source", "half past nine", "--target", "halb zehn", *more]
-
-    return arguments
-
-
-@pytest.mark.parametrize("more", [(), ("--head", "4")])
-def test_the_picture_is_1000_pixels_wide(tmp_path, arguments, more):
-    readme_picture.main(arguments(*more))
-    picture = Image.open(tmp_path / "F.png")
-    assert picture.width == 1000
-    assert len(picture.convert("RGB").getcolors(10**6)) > 20
-
-
-def test_both_halves_say_what_is_seen(monkeypatch, arguments):
-    seen = []
-    monkeypatch.setattr(readme_picture, "save_figure", lambda figure, _: seen.append(figure))
-    readme_picture.main(arguments(score="eval_perplexity"))
-    attention, *curves = [panel for panel in seen[0].axes if panel.get_label() != "<colorbar>"]
-    assert attention.get_title() == "Cross-attention, last layer, mean of 4 heads"
-    assert [panel.get_title() for panel in curves] == ["training loss", "validation perplexity"]
-    assert curves[0].get_lines()[0].get_ydata().tolist() == [5.0, 2.5, 5.0 / 3]
-    smallest = min(text.get_fontsize() for panel in seen[0].axes for text in panel.get_xticklabels())
-    assert smallest / 72 * 1000 / seen[0].get_size_inches()[0] >= 8
-
-
-def test_what_cannot_be_drawn_is_said(arguments):
-    with pytest.raises(SystemExit, match="there is no head 5; the last layer has heads 1 to 4"):
-        readme_picture.main(arguments("--head", "5"))
-    with pytest.raises(SystemExit, match="was not evaluated"):
-        readme_picture.main(arguments(score="other"))
+def test_what_is_missing_is_said(tmp_path):
+    with pytest.raises(SystemExit, match=r"there is no .*nowhere\.html; run `make quickstart` before"):
+        readme_picture.main(["--page", str(tmp_path / "nowhere.html"), "--output", "F.gif"])

@@ -155,8 +155,13 @@ function allHeads() {
 
 function drawSection(app, name) {
   if (!app.plain) return;
-  const view = SECTIONS[name][2](app).filter((part) => part);
-  document.querySelector(`#${name} > .view`).replaceChildren(...view);
+  const view = document.querySelector(`#${name} > .view`), places = scrolled(view).map((part) => part.scrollLeft);
+  view.replaceChildren(...SECTIONS[name][2](app).filter((part) => part));
+  scrolled(view).forEach((part, n) => (part.scrollLeft = places[n] ?? 0));
+}
+
+function scrolled(view) {
+  return [...view.querySelectorAll(".scroll")];
 }
 
 function openSection(app, name) {

@@ -49,6 +49,7 @@ function play(app, count) {
     step += 1;
     if (step >= count) app.stop();
     app.set({ step });
+    document.querySelector("#beam .scroll").scrollLeft = step * WIDTH;  // as far as it goes
   };
   app.timer = setInterval(next, PACE);
   next();
