@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,25 @@ def test_the_marian_notebook_runs(kernel: str, tmp_path: Path, monkeypatch: pyte
     assert len(re.findall(r"^(?:before|after): +BLEU \d+\.\d\d \(nrefs:1\|", printed(executed), re.MULTILINE)) == 2
     assert figures(executed) == 1
     assert files_of_the_checkout() == before
+
+
+@pytest.mark.notebook
+def test_without_a_checkout_the_first_cell_installs_the_package(tmp_path: Path) -> None:
+    """As on Colab, from an index that has the source archive alone; what the package needs is installed here."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path / "index")]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    pip = {"NO_INDEX": "1", "FIND_LINKS": str(tmp_path / "index"), "NO_BUILD_ISOLATION": "0", "NO_DEPS": "1"}
+    pip |= {"TARGET": str(tmp_path / "installed"), "CONFIG_FILE": os.devnull}
+    environment = os.environ | {f"PIP_{name}": value for name, value in pip.items()} | {"TMPDIR": str(tmp_path)}
+    cell = f"{code_cells(read(PAPER))[0].source}\nfrom scripts.quickstart.corpus import generate_pairs\nprint(checkout)"
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", cell], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    checkout = Path(run.stdout.strip().splitlines()[-1])
+    assert checkout.is_relative_to(tmp_path)
+    assert (checkout / "notebooks" / "diagrams.py").is_file()
+    assert (tmp_path / "installed" / "hf_vanilla_transformer" / "explain" / "page" / "main.mjs").is_file()
 
 
 @pytest.mark.notebook
