@@ -1,0 +1,88 @@
+"""`vanilla-transformer explain` and `demo --space`: what they write, and one line for each mistake."""
+
+import json
+import sys
+from functools import partial
+
+import pytest
+import yaml
+
+from hf_vanilla_transformer.explain import contents
+
+
+@pytest.fixture
+def run(monkeypatch, vanilla_transformer, tmp_path):
+    """Runs a command in a folder of its own: exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+    return partial(vanilla_transformer)
+
+
+def data_of(page):
+    text = page.read_text(encoding="utf-8")
+    return json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+
+
+def test_a_page_has_the_model_and_the_examples(run, tiny_checkpoint, tmp_path):
+    options = ["--example", "half past nine", "it costs two", "--title", "A < B", "--language", "zh"]
+    assert run("explain", "--model", tiny_checkpoint, "--output", "p.html", *options) == (0, "wrote p.html\n", "")
+    data = data_of(tmp_path / "p.html")
+    assert (data["examples"], data["title"]) == (["half past nine", "it costs two"], "A < B")
+    assert (data["language"], data["quantization"], data["config"]["d_model"]) == ("zh", "float32", 32)
+    code, _, err = run("explain", "--model", tiny_checkpoint, "--output", "p.html")
+    assert (code, "give another file, or --overwrite" in err) == (2, True)
+    more = ["--quantization", "int8", "--overwrite"]
+    assert run("explain", "--model", tiny_checkpoint, "--output", "p.html", *more)[0] == 0
+    small = data_of(tmp_path / "p.html")
+    assert small["quantization"] == "int8"
+    assert len(small["weights"]) < len(data["weights"]) / 2
+    assert (small["examples"], small["title"]) == ([], tiny_checkpoint.name)
+
+
+@pytest.mark.parametrize("command", [("explain", "--output"), ("demo", "--space")])
+def test_a_folder_is_a_static_space_with_its_card(run, tiny_checkpoint, tmp_path, command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gradio", None)  # isn't needed
+    name, option = command
+    code, out, err = run(name, "--model", tiny_checkpoint, option, "space", "--example", "nine")
+    assert (code, err) == (0, "")
+    assert "wrote the static Space space; open space/index.html" in out
+    assert {file.name for file in (tmp_path / "space").iterdir()} == {"index.html", "README.md"}
+    assert data_of(tmp_path / "space" / "index.html")["examples"] == ["nine"]
+    card = (tmp_path / "space" / "README.md").read_text(encoding="utf-8")
+    front = yaml.safe_load(card.split("---\n")[1])
+    assert (front["sdk"], front["app_file"], front["title"]) == ("static", "index.html", tiny_checkpoint.name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("explain", "--output", "p.html"), "required: --model"),
+        (("explain", "--model", "./nowhere", "--output", "p.html"), "'./nowhere' is neither a folder here nor a name"),
+        (("explain", "--model", "CHECKPOINT", "--output", "no/p.html"), "there is no folder no"),
+        (
+            ("explain", "--model", "CHECKPOINT", "--output", "taken"),
+            "taken exists; choose another output; a page's name",
+        ),
+        (("demo", "--model", "CHECKPOINT", "--space", "taken"), "taken exists"),
+        (("demo", "--model", "CHECKPOINT", "--space", "new", "--port", "80"), "--port is for the page that is served"),
+        (
+            ("explain", "--model", "CHECKPOINT", "--output", "p.html", "--quantization", "int4"),
+            "invalid choice: 'int4'",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(run, tiny_checkpoint, tmp_path, arguments, message):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").touch()
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = run(*(tiny_checkpoint if one == "CHECKPOINT" else one for one in arguments))
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert message in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_model_that_is_too_large_writes_nothing(run, tiny_checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(contents, "MOST_BYTES", 100_000)
+    code, out, err = run("explain", "--model", tiny_checkpoint, "--output", "p.html")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "parameters in float32 take 0 MB" in err
+    assert list(tmp_path.iterdir()) == []
