@@ -11,7 +11,7 @@ export function text({ texts }, language, key, values = {}) {
 }
 
 export class App {
-  /** `draw` shows the state, or one section's; `model` and `tokenizer` compute it. */
+  /** `draw` shows the state: all of it, the "top", or a section; `model` and `tokenizer` compute it. */
   constructor(data, model, tokenizer, draw) {
     Object.assign(this, { data, model, tokenizer, draw, timer: null, changed: null, plain: null, problem: null });
     this.width = data.config.d_model;
@@ -48,7 +48,7 @@ export class App {
       this.source = ids.map((id) => this.tokenizer.shown[id]);
       this.compute();
     }
-    this.draw();
+    this.show();
   }
 
   /** Searches with other beams or another penalty. */
@@ -56,7 +56,7 @@ export class App {
     this.stop();
     Object.assign(this.state.plan, patch);
     this.compute();
-    this.draw();
+    this.show();
   }
 
   /** Switches a part of the computation off or on. */
@@ -64,7 +64,13 @@ export class App {
     this.stop();
     Object.assign(this.state.options, patch);
     this.computeChanged();
-    this.draw();
+    this.show();
+  }
+
+  /** Draws the translations and logits at once, and then the sections that are open. */
+  show() {
+    this.draw("top");
+    setTimeout(() => this.draw());
   }
 
   compute() {

@@ -58,11 +58,16 @@ export function fixed(value, digits = 2) {
   return value.toFixed(digits).replace(/^-(?=.*[1-9])/, "−").replace("-", "");
 }
 
+let palette = null;  // reading a style takes longer than drawing a strip
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (palette = null));
+
 /** The page's colours as [red, green, blue], which follow light and dark. */
-export function colours() {
+function colours() {
+  if (palette) return palette;
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(name).trim().match(/\w\w/g).map((pair) => parseInt(pair, 16));
-  return { paper: read("--paper"), low: read("--low"), high: read("--high") };
+  palette = { paper: read("--paper"), low: read("--low"), high: read("--high") };
+  return palette;
 }
 
 /** A colour between two: `share` 0 is the first. */

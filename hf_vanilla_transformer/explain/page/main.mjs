@@ -21,7 +21,7 @@ const SECTIONS = {
   softmax: ["3.4", ["projection"], bestTen],
   beam: ["6.1", ["search", "penalty"], beamTree],
   forcing: ["3.1", ["shifted"], forcing],
-  attribution: ["3.2.3", ["average"], attribution],
+  attribution: ["fig. 3–5", ["average"], attribution],
 };
 
 const data = JSON.parse(document.getElementById("data").textContent);
@@ -32,22 +32,27 @@ function start() {
     drawAttention(data);
     return;
   }
-  const redraw = (section) => (section ? drawSection(app, section) : draw(app));
-  const app = new App(data, modelOf(data), new Tokenizer(data.tokenizer), redraw);
+  const app = new App(data, modelOf(data), new Tokenizer(data.tokenizer), (part) => draw(app, part));
   globalThis.app = app;  // for readers' own questions in the console: app.run.logits, app.model ...
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => app.draw());
   if (app.state.text) app.translate(app.state.text);
   else app.draw();
 }
 
-/** Draws all that is visible; what has the focus keeps it. */
-function draw(app) {
+/** Draws a section, the top, or all that is visible; what has the focus keeps it. */
+function draw(app, part = null) {
+  if (part && part !== "top") {
+    drawSection(app, part);
+    return;
+  }
   const { id } = document.activeElement ?? {};
   if (document.documentElement.lang !== app.t("lang") || !document.getElementById("overview")) build(app);
   document.getElementById("problem").textContent = app.problem ?? "";
   if (app.plain) drawTop(app);
-  for (const name of opened) drawSection(app, name);
-  drawTour(app, openSection);
+  if (!part) {
+    for (const name of opened) drawSection(app, name);
+    drawTour(app, openSection);
+  }
   if (id && document.activeElement === document.body) document.getElementById(id)?.focus({ preventScroll: true });
 }
 
