@@ -110,5 +110,9 @@ def test_translate_and_look_at_the_attention(driver, page):
 
     events = (json.loads(entry["message"])["message"] for entry in driver.get_log("performance"))
     asked = [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
-    elsewhere = [one for one in asked if not one.startswith((page.address, "chrome:", "data:", "blob:", "about:"))]
+    elsewhere = [
+        one
+        for one in asked
+        if not one.startswith((page.address, "chrome:", "chrome-untrusted:", "data:", "blob:", "about:"))
+    ]
     assert elsewhere == []

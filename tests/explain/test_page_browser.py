@@ -277,6 +277,22 @@ def test_what_cannot_be_translated_is_said(opened):
     assert find(opened, "#problem").text == ""
 
 
+def test_no_text_is_longer_than_learned_positions(browser, tokenizer, tmp_path):
+    model = model_with(tokenizer, position_encoding="learned", max_position_embeddings=12)
+    file = tmp_path / "page.html"
+    file.write_text(model_page(model, tokenizer, "learned"), encoding="utf-8")  # without an example
+    browser.get(file.as_uri())
+    type_and_translate(browser, "nine " * 12)
+    assert texts(browser, "#problem")[0].endswith("the page takes up to 12. Type a shorter one.")
+    check(browser, model, tokenizer, "nine")
+    assert len(computed(browser)["target"]) <= 11
+    browser.execute_script("document.getElementById('forcing').open = true")
+    until(lambda: texts(browser, "#reference"))
+    script = "const box = document.getElementById('reference'); box.value = 'nine '.repeat(20);"
+    browser.execute_script(f"{script} setTimeout(() => box.dispatchEvent(new Event('change')))")
+    until(lambda: "the model has 12 positions" in texts(browser, "#problem")[0])
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_wider_than_a_phone(opened, scheme):
     metrics = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}

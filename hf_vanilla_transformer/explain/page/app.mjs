@@ -39,9 +39,11 @@ export class App {
   translate(sentence) {
     this.stop();
     const ids = sentence.trim() ? this.tokenizer.encode(sentence) : [];
+    const { config } = this.data, isLearned = config.position_encoding === "learned";
+    const most = isLearned ? Math.min(MOST_TOKENS, config.max_position_embeddings) : MOST_TOKENS;
     this.problem = null;
     if (!ids.length) this.problem = this.t("empty");
-    else if (ids.length > MOST_TOKENS) this.problem = this.t("tooLong", { number: ids.length, most: MOST_TOKENS });
+    else if (ids.length > most) this.problem = this.t("tooLong", { number: ids.length, most });
     else {
       this.state.text = sentence;
       this.ids = ids;
@@ -88,8 +90,7 @@ export class App {
   computeChanged() {
     const { options } = this.state;
     const isChanged = Object.keys(UNTOUCHED).some((name) => options[name] !== UNTOUCHED[name]);
-    const changed = isChanged ? this.runOf({ ...options }, this.target) : null;
-    Object.assign(this, { changed });
+    const changed = this.changed = isChanged ? this.runOf({ ...options }, this.target) : null;
     this.state.step = null;
     if (!changed) return;
     // Without the mask every step computes all positions again: its logits are shown before its translation.

@@ -33,6 +33,7 @@ function start() {
     return;
   }
   const app = new App(data, modelOf(data), new Tokenizer(data.tokenizer), (part) => draw(app, part));
+  addEventListener("error", ({ message }) => document.getElementById("problem").append(message));
   globalThis.app = app;  // for readers' own questions in the console: app.run.logits, app.model ...
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => app.draw());
   if (app.state.text) app.translate(app.state.text);

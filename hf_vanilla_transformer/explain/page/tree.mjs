@@ -3,7 +3,7 @@ import { choice, controls, el, fixed, headings, scrolling, svg } from "./dom.mjs
 import { divisor, path } from "./search.mjs";
 
 const WIDTH = 112, HEIGHT = 30, MARGIN = 6, GAP = 24;
-const LETTERS = 13;  // of a token
+const LETTERS = 12;  // of a token
 const MOST_BEAMS = 10;
 const PACE = 700;  // milliseconds per step
 
