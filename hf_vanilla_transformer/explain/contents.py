@@ -123,9 +123,8 @@ def _plan(plan: Plan) -> dict[str, Any]:
 
 def _tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[str, Any]:
     """Returns the vocabulary and the merges; raises `PageError` for tokenizers that read texts by other rules."""
-    name = type(tokenizer).__name__
-    if type(tokenizer) is not VanillaTransformerTokenizerFast:
-        raise PageError(f"the page reads texts as VanillaTransformerTokenizer does, and the model has a {name}")
+    if (kind := type(tokenizer)) is not VanillaTransformerTokenizerFast:
+        raise PageError(f"the page reads texts as VanillaTransformerTokenizer does; the model has a {kind.__name__}")
     state, rules = json.loads(tokenizer.backend_tokenizer.to_str()), _rules(tokenizer.backend_tokenizer)
     usual = [_rules(tokenization_vanilla_transformer._pipeline(merges)) for merges in (False, True)]
     if rules not in usual:
@@ -136,6 +135,8 @@ def _tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[str, Any
         raise PageError(f"the page doesn't read added tokens, and the tokenizer has {', '.join(others[:3])}")
     if not tokenizer.split_special_tokens or tokenizer("")["input_ids"] != [tokenizer.eos_token_id]:
         raise PageError("the page reads texts with </s> at their end alone, and special tokens in them as plain text")
+    if len(tokenizer) > min(config.vocab_size, config.target_vocab_size):
+        raise PageError(f"the tokenizer has {len(tokenizer):,} tokens, more than the model; give the model's own")
     ids = list(range(max(config.vocab_size, config.target_vocab_size)))  # the model may have more than the tokenizer
     return {
         "pieces": [token or "" for token in tokenizer.convert_ids_to_tokens(ids)],

@@ -174,6 +174,7 @@ def other_tokenizers():
     from tokenizers.normalizers import Lowercase
 
     lowers.backend_tokenizer.normalizer = Lowercase()
+    larger = VanillaTransformerTokenizerFast.train_from_iterator(TEXTS, 330, min_frequency=1)
     words = train_tokenizer([{"source": text, "target": text} for text in TEXTS], ["words"])
     assert isinstance(words, PreTrainedTokenizerFast)
     return {
@@ -181,7 +182,8 @@ def other_tokenizers():
         "special tokens in them as plain text": reads_special,
         "with </s> at their end alone": begins,
         "by rules of its own": lowers,
-        "the model has a": words,
+        "as VanillaTransformerTokenizer does; the model has a": words,
+        "the tokenizer has 330 tokens, more than the model": larger,
     }
 
 
