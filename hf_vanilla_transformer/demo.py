@@ -11,7 +11,8 @@ from .explain.attention import attention_page
 from .plan_vanilla_transformer import GNMTLengthPenalty
 from .translation.attention import attention_of
 from .translation.backend import Translation
-from .translation.reading import CODE, target_codes
+from .translation.languages import known_languages
+from .translation.reading import target_codes
 from .translation.translator import Translator
 
 try:
@@ -32,7 +33,8 @@ FONTS = ["system-ui", "sans-serif"]  # Gradio's themes load theirs from another 
 HEADERS = ["Line", "Rank", "Score", "Tokens", "Translation"]
 TRANSLATE_FIRST = "<p>Attention is shown here after a translation.</p>"
 
-Pairs = list[tuple[str, str]]  # sources and their translations, in the order of the table
+# Sources, their translations and languages, in the order of the table.
+Pairs = list[tuple[str, str, dict[str, str]]]
 
 
 def build_page(translator: Translator, examples: Sequence[str] = (), split_sentences: str | None = None) -> gr.Blocks:
@@ -45,7 +47,8 @@ def build_page(translator: Translator, examples: Sequence[str] = (), split_sente
     """
     model = translator.model
     name = getattr(model, "name_or_path", "") or type(model).__name__
-    plan, codes = translator.plan(), target_codes(translator.tokenizer)
+    plan, sources = translator.plan(), list(known_languages(translator.tokenizer))
+    codes = sources or target_codes(translator.tokenizer)
     is_paper, penalty = isinstance(plan.length_penalty, GNMTLengthPenalty), float(plan.length_penalty)
     penalty_name = "gnmt_length_penalty" if is_paper else "length_penalty"
     with gr.Blocks(title=f"Translation by {name}", analytics_enabled=False, fill_width=True) as page:
@@ -68,16 +71,21 @@ def build_page(translator: Translator, examples: Sequence[str] = (), split_sente
             largest = max(LARGEST_PENALTY, math.ceil(penalty))
             info = "A larger one prefers longer translations."
             penalties = gr.Slider(0, largest, penalty, step=0.05, label="Length penalty", info=info)
-            language = gr.Dropdown(codes, label="Target language", visible=bool(codes), value=next(iter(codes), None))
+            source, target = (
+                gr.Dropdown(some, label=f"{side} language", visible=bool(some), value=next(iter(some), None))
+                for side, some in (("Source", sources), ("Target", codes))
+            )
             button = gr.Button("Translate", variant="primary", elem_id="translate")
         best = gr.Textbox(label=f"Translation by {name}", max_lines=12, interactive=False, elem_id="translation")
         table = gr.Dataframe(headers=HEADERS, label="Translations", interactive=False, wrap=True, elem_id="candidates")
         choice = gr.Dropdown([], label="Attention of", type="index", visible=False, elem_id="choice")
         picture = gr.HTML(TRANSLATE_FIRST, elem_id="attention")
 
-        def translate(text: str, num_beams: float, penalty: float, target_lang: str | None = None) -> list[Any]:
-            options: dict[str, Any] = {"target_lang": target_lang or None, "split_sentences": split_sentences}
-            options["num_beams"] = int(num_beams)
+        def translate(
+            text: str, num_beams: float, penalty: float, tgt_lang: str | None = None, src_lang: str | None = None
+        ) -> list[Any]:
+            options: dict[str, Any] = {"split_sentences": split_sentences, "num_beams": int(num_beams)}
+            options |= {name: one for name, one in (("src_lang", src_lang), ("tgt_lang", tgt_lang)) if one}
             if num_beams > 1:
                 options |= {"n_best": int(num_beams), penalty_name: penalty}
             else:
@@ -90,7 +98,7 @@ def build_page(translator: Translator, examples: Sequence[str] = (), split_sente
         translated = gr.on(
             [button.click, text.submit],
             translate,
-            [text, beams, penalties, language],
+            [text, beams, penalties, target, source],
             [best, table, pairs, choice],
             api_name="translate",
             concurrency_id="model",
@@ -119,12 +127,13 @@ def _translated(translator: Translator, text: str, options: dict[str, Any]) -> l
     except ValueError as error:
         raise gr.Error(html.escape(first_line(error))) from error
     candidates = [one if isinstance(one, list) else [Translation(one, 0)] for one in found]
-    rows, pairs, code = [], [], options["target_lang"]
+    rows, pairs = [], []
+    languages = {name: options[name] for name in ("src_lang", "tgt_lang") if name in options}
     for number, (line, translations) in enumerate(zip(lines, candidates, strict=True), start=1):
         for rank, one in enumerate(translations if line.strip() else (), start=1):
             score = "" if one.score is None else f"{one.score:.3f}"
             rows.append([number, rank, score, one.num_tokens or "", one.text])
-            pairs.append((line if not code or CODE.match(line) else f"{code} {line}", one.text))
+            pairs.append((line, one.text, languages))
     choices = [f"line {number}, rank {rank}: {text}" for number, rank, *_, text in rows]
     best = "\n".join(translations[0].text for translations in candidates)
     return [best, rows, pairs, gr.Dropdown(choices, value=next(iter(choices), None), visible=True)]
@@ -134,9 +143,9 @@ def _attention(translator: Translator, pairs: Pairs, choice: int | None) -> str:
     """Returns the attention of a pair as a page of its own, in a frame that can reach nothing outside."""
     if not pairs or choice is None:
         return TRANSLATE_FIRST
-    source, target = pairs[choice]
+    source, target, languages = pairs[choice]
     try:
-        attention = attention_of(translator.model, translator.tokenizer, source, target)
+        attention = attention_of(translator.model, translator.tokenizer, source, target, **languages)
         tokens = max(len(attention.source_pieces), len(attention.target_pieces))
         if tokens > MOST_TOKENS_SHOWN:
             raise ValueError(f"attention is shown for up to {MOST_TOKENS_SHOWN} tokens; here there are {tokens:,}")

@@ -80,7 +80,8 @@ def load_tokenizer(name: str | Path, **where: Unpack[Where]) -> PreTrainedTokeni
         if folder == Path(name) and not any(any(folder.glob(pattern)) for pattern in VOCABULARY_FILES):
             raise ValueError("there is no tokenizer; save it to the same folder by tokenizer.save_pretrained(...)")
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, **where)
-        tokenizer(["a"], text_target=["a"], verbose=False)  # some settings are only read here
+        sides = {"text": ["a"]} if getattr(tokenizer, "tgt_lang", "") is None else {"text": ["a"], "text_target": ["a"]}
+        tokenizer(**sides, verbose=False)  # some settings are only read here
         return tokenizer
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..translation.translator import Translator
 
 PROGRAM = "vanilla-transformer"
+LANGUAGES = ("src_lang", "tgt_lang", "source_prefix")
 
 
 class UsageError(Exception):
@@ -203,6 +204,24 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_backend(parser)
     add_compute_type(parser)
+
+
+def add_language_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the languages of a model that has several; `LANGUAGES` names them."""
+    parser.add_argument(
+        "--src-lang",
+        metavar="LANG",
+        help="what to translate from, by the model's name: eng_Latn (NLLB), en_XX (mBART)",
+    )
+    parser.add_argument(
+        "--tgt-lang",
+        "--target-lang",
+        metavar="LANG",
+        help="what to translate into: deu_Latn (NLLB), de_DE (mBART), deu for OPUS-MT's code >>deu<<",
+    )
+    parser.add_argument(
+        "--source-prefix", metavar="TEXT", help='what each source begins with: "translate English to German: " (T5)'
+    )
 
 
 def add_backend(parser: argparse.ArgumentParser) -> None:

@@ -17,9 +17,11 @@ from .. import __version__
 from ..checkpoints.files import write_text
 from ..errors import first_line
 from .common import (
+    LANGUAGES,
     PROGRAM,
     UsageError,
     add_decoding_arguments,
+    add_language_arguments,
     check_model_name,
     check_output,
     decoding_errors,
@@ -81,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--feature-columns", nargs="+", metavar="NAME", help="columns with features of the source")
     _add_metric_arguments(parser)
     _add_file_arguments(parser)
+    add_language_arguments(parser)
     add_decoding_arguments(parser)
     parser._option_string_actions["--greedy"].const = [1]
     for option in map(parser._option_string_actions.get, ("--length-penalty", "--num-beams")):
@@ -239,7 +242,6 @@ def _results(
 ) -> list[_Result]:
     """Loads a model or an ensemble, computes its perplexity, translates by each search, and scores."""
     from ..translation.decoding import decode, source_limit
-    from ..translation.reading import check_target_codes
     from ..translation.scoring import score_targets
 
     begun = time.perf_counter()
@@ -250,10 +252,10 @@ def _results(
     searches = _searches(arguments)
     options = [decoding_options(argparse.Namespace(**vars(arguments) | one), model) for one in searches]
     limit = source_limit(model, arguments.max_source_tokens, tokenizer)
+    languages = {name: getattr(arguments, name) for name in LANGUAGES}
     limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
     results = []
     with decoding_errors():
-        check_target_codes(tokenizer, sources)
         settings = [{**_settings(model, one), **limits, "max_source_tokens": limit} for one in options]
         with _timed("scoring", len(sources), seconds) as progress:
             likelihood = score_targets(
@@ -261,6 +263,7 @@ def _results(
                 tokenizer,
                 sources,
                 [own[0] for own in references],
+                **languages,
                 batch_size=arguments.batch_size,
                 max_tokens=arguments.max_source_tokens,
                 progress=progress.update,
@@ -272,6 +275,7 @@ def _results(
                     model,
                     tokenizer,
                     sources,
+                    **languages,
                     **limits,
                     max_source_tokens=arguments.max_source_tokens,
                     n_best=arguments.n_best,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .common import (
+    LANGUAGES,
     PROGRAM,
     RunError,
     UsageError,
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     Outcomes = Iterator[tuple[Job, CorpusError | None]]
 
 # Options that the translator takes as they are.
-OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "target_lang", "split_sentences", "unknown")
+OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "split_sentences", "unknown", *LANGUAGES)
 # Those that translations depend on.
 RECORDED = (
-    *("column", "format", "max_source_tokens", "target_lang", "split_sentences", "backend", "compute_type", "dtype"),
+    *("column", "format", "max_source_tokens", "split_sentences", "backend", "compute_type", "dtype", *LANGUAGES),
     *("num_beams", "length_penalty", "early_stopping", "coverage_penalty", "max_new_tokens", "unknown"),
 )
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from ..errors import first_line, install
 from .common import (
+    LANGUAGES,
     UsageError,
     add_debug,
+    add_language_arguments,
     add_loading_arguments,
     check_model_name,
     check_output,
@@ -65,6 +67,7 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--heads", "--head", type=_number_or("all", "mean"), metavar="N|all|mean", help="from 1 (default: all)"
     )
+    add_language_arguments(parser)
     add_loading_arguments(parser)
     parser.set_defaults(draw=_attention)
 
@@ -168,7 +171,8 @@ def _attention(arguments: argparse.Namespace) -> "Figure | None":
     from ..translation.attention import attention_of
 
     translator = load_translator(arguments.model, arguments)
-    attention = attention_of(translator.model, translator.tokenizer, arguments.source, arguments.target)
+    languages = {name: getattr(arguments, name) for name in LANGUAGES}
+    attention = attention_of(translator.model, translator.tokenizer, arguments.source, arguments.target, **languages)
     if is_page:
         from ..checkpoints.files import write_text
         from ..explain.attention import attention_page

@@ -5,6 +5,8 @@ import sys
 
 from ..checkpoints.files import write_text
 from .common import (
+    LANGUAGES,
+    add_language_arguments,
     add_model_arguments,
     check_model_name,
     check_output,
@@ -40,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the most tokens of a source and of a target (default: that of translate)",
     )
+    add_language_arguments(parser)
     add_model_arguments(parser)
     parser.set_defaults(run=_score)
 
@@ -52,18 +55,17 @@ def _score(arguments: argparse.Namespace) -> None:
     if arguments.output is not None:
         check_output("--output", arguments.output, arguments.overwrite, [arguments.source, arguments.target])
     from ..translation.decoding import source_limit
-    from ..translation.reading import check_target_codes
     from ..translation.scoring import score_pairs
 
     tokenizer, model = load_ensemble(arguments.model, arguments)
     limit = source_limit(model, arguments.max_source_tokens, tokenizer)
     with decoding_errors():
-        check_target_codes(tokenizer, sources)
         scores = score_pairs(
             model,
             tokenizer,
             sources,
             targets,
+            **{name: getattr(arguments, name) for name in LANGUAGES},
             batch_size=arguments.batch_size,
             max_tokens=arguments.max_source_tokens,
             on_omission=lambda index: print(

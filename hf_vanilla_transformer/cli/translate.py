@@ -13,6 +13,7 @@ from . import lines, many_files
 from .common import (
     UsageError,
     add_decoding_arguments,
+    add_language_arguments,
     add_ray,
     check_model_name,
     check_output,
@@ -69,11 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_ray(many, "translate on a Ray cluster, which reads and writes the same files")
     many.add_argument("--actors", type=positive, metavar="N", help="models at a time, with --ray (default: 1)")
-    parser.add_argument(
-        "--target-lang",
-        metavar="CODE",
-        help="what to translate into, with a model of several target languages: deu, for its code >>deu<<",
-    )
+    add_language_arguments(parser)
     parser.add_argument(
         "--split-sentences",
         metavar="LANG",

@@ -94,6 +94,8 @@ def recognise(source: str | Path) -> str:
         raise ConversionError(
             f"{source} has the names of the shipped mapping {mappings[0]}; give --mapping {mappings[0]}"
         )
+    if not found and place.is_file() and (reason := mapping.published_wrong(place)):
+        raise ConversionError(f"{source}: {reason}")
     if not found:
         raise ConversionError(f"{source} {UNKNOWN.format(known=known)}")
     if len(found) > 1:

@@ -3,19 +3,21 @@
 Importing this module registers a loader there: `TransformersConverter("outputs/quickstart/model").convert("ct2")`.
 """
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ctranslate2
 import torch
-from ctranslate2.converters.transformers import ModelLoader, register_loader
+from ctranslate2.converters.transformers import _MODEL_LOADERS, ModelLoader, register_loader
 from ctranslate2.specs import attention_spec, common_spec, model_spec, transformer_spec
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.loading import as_list
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..errors import first_line
 from ..modeling_vanilla_transformer import (
     SinusoidalPositions,
     VanillaTransformerAttention,
@@ -41,6 +43,13 @@ ACTIVATIONS = {
     "sigmoid": Activation.Sigmoid,
     "tanh": Activation.Tanh,
 }
+# What loaders read, and transformers 5 no longer writes.
+LOST_FIELDS: dict[str, dict[str, bool]] = {
+    "MBartConfig": {"normalize_before": True, "normalize_embedding": True},
+    "PegasusConfig": {"normalize_before": True, "normalize_embedding": False},
+    "BartConfig": {"normalize_before": False, "normalize_embedding": True},
+}
+NO_END = 10_000  # positions of a model without a table of them
 # Rows of a table of sinusoids: twice of what CTranslate2 cuts sources to by itself (max_input_length).
 POSITIONS = 2048
 
@@ -95,6 +104,37 @@ def write(
     spec.validate()
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
+    model.generation_config.save_pretrained(folder)
+
+
+def write_other(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Writes a model of another architecture, by CTranslate2's own loader, as `write` does.
+
+    Raises:
+        ConversionError: CTranslate2 has no loader for it, or one that fails.
+    """
+    own = model.config
+    if (loader := _MODEL_LOADERS.get(name := type(own).__name__)) is None:
+        raise ConversionError(f"CTranslate2 has no loader for a {type(model).__name__}")
+    model.config = copy.deepcopy(own)  # loaders write into it
+    model.config.tokenizer_class = type(tokenizer).__name__
+    for field, value in LOST_FIELDS.get(name, {}).items():
+        setattr(model.config, field, getattr(own, field, value))
+    try:
+        spec = loader(model, tokenizer)
+        if spec.config.decoder_start_token is None:
+            raise ConversionError("its decoder starts with a language, and CTranslate2's with one token")
+        for field, other in {"unk_token": tokenizer.pad_token, "bos_token": tokenizer.eos_token}.items():
+            setattr(spec.config, field, getattr(spec.config, field) or other)  # a token without a name can't be read
+        spec.config.add_attribute("num_parameters", model.num_parameters())
+        spec.config.add_attribute("max_position_embeddings", getattr(own, "max_position_embeddings", NO_END))
+        spec.validate()
+        spec.optimize()
+        spec.save(str(folder))
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ConversionError(f"CTranslate2's loader for {name}: {first_line(error)}") from error
+    finally:
+        model.config = own
     model.generation_config.save_pretrained(folder)
 
 

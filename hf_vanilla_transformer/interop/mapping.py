@@ -40,6 +40,13 @@ NEEDED = (
     "encoder_attention_heads", "decoder_attention_heads", "norm_position", "layer_norm_eps", "activation_function",
     "scale_embedding", "pad_token_id", "eos_token_id", "decoder_start_token_id",
 )  # fmt: skip
+# A tensor of a layout whose published code is no Transformer -> why; its corrected copies have the same names.
+PUBLISHED_WRONG = {
+    "encoder.encoder_layers.0.attention.linear_final.weight": (
+        "the code that this layout was published with splits heads by view() without transpose(), which mixes "
+        "positions: no other model computes that. If yours transposes, write a mapping (docs/interop.md)"
+    )
+}
 # Where frameworks put the state dict in what they save.
 PLACES = ("state_dict", "model_state_dict", "model_state", "model")
 
@@ -78,6 +85,15 @@ def matching(file: Path) -> list[str]:
         if _names(layout, layers, needed=True) <= tensors.keys() and not is_left_over:
             found.append(name)
     return found
+
+
+def published_wrong(file: Path) -> str | None:
+    """Returns why a state dict can't be taken for a Transformer by its names, or None."""
+    try:
+        tensors = _tensors(file)
+    except ConversionError:  # it is no state dict
+        return None
+    return next((reason for name, reason in PUBLISHED_WRONG.items() if name in tensors), None)
 
 
 def _names(layout: Layout, layers: Mapping[str, int], *, needed: bool = False) -> set[str]:

@@ -25,8 +25,8 @@ class QueueFullError(Exception):
 # Characters of a request from which its texts are divided in a thread, so that other requests go on meanwhile.
 MANY_CHARACTERS = 2_000
 
-Options = tuple[int, str, bool]  # number of translations, target language, whether they are linked: a batch's
-Model = Callable[[list[str], int, str, bool], list[list[Linked]]]
+Options = tuple[int, str, str, bool]  # number of translations, the languages, whether they are linked: a batch's
+Model = Callable[[list[str], int, str, str, bool], list[list[Linked]]]
 """Translates pieces of texts; for each, it returns the given number of translations, the best first."""
 
 
@@ -113,7 +113,7 @@ class Batcher:
         divided = await asyncio.to_thread(divide) if sum(map(len, texts)) > MANY_CHARACTERS else divide()
         if not (pieces := [piece for some in divided for piece in some]):
             return [[join_linked([], [])] for _ in texts]
-        await self._translated(request := self._request(pieces, (n_best, target, linked)))
+        await self._translated(request := self._request(pieces, (n_best, source, target, linked)))
         rows = iter(request.results[number] for number in range(len(pieces)))
         return [_joined(some, [next(rows) for _ in some]) for some in divided]
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from ..hub.facts import said_by_author
 from ..translation.decoding import source_limit
+from ..translation.languages import known_languages
 from ..translation.links import Linked, linked_rows
-from ..translation.reading import Piece, can_split, pieces_of, target_code, target_codes
+from ..translation.reading import Piece, can_split, pieces_of, target_codes
 from ..translation.translator import Translator
 from .batcher import Batcher
 
@@ -64,18 +65,25 @@ def batcher_of(
         thread: Where the model was loaded.
 
     Raises:
-        LanguagesError: The model has several target languages, and one of the pairs' isn't among them.
+        LanguagesError: The model has several languages, and one of the pairs' isn't among them.
     """
-    tokenizer, has_targets = translator.tokenizer, bool(target_codes(translator.tokenizer))
+    tokenizer = translator.tokenizer
     limit = source_limit(translator.decodes_with, None, tokenizer)
-    for source, target in pairs if has_targets else ():
+    has_languages = bool(known_languages(tokenizer) or translator.decodes_with.tasks)
+
+    def languages(source: str, target: str) -> dict[str, Any]:
+        if has_languages:
+            return {"src_lang": source, "tgt_lang": target}
+        return {"tgt_lang": target} if target_codes(tokenizer) else {}
+
+    for source, target in pairs:
         try:
-            target_code(tokenizer, target)
+            translator([], **languages(source, target))
         except ValueError as error:
             raise LanguagesError(f"{source}-{target}: {error}") from error
 
-    def translate(texts: list[str], n_best: int, target: str, linked: bool) -> list[list[Linked]]:
-        options: dict[str, Any] = {"target_lang": target if has_targets else None, "progress_bar": False}
+    def translate(texts: list[str], n_best: int, source: str, target: str, linked: bool) -> list[list[Linked]]:
+        options: dict[str, Any] = {**languages(source, target), "progress_bar": False}
         if n_best > 1:
             options |= {"n_best": n_best, "num_beams": max(n_best, translator.plan().num_beams)}
         return linked_rows(translator, texts, alignments=linked, **options)

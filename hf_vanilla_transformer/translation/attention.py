@@ -11,7 +11,9 @@ from ..plan_vanilla_transformer import Plan
 from .backend import Backend
 from .decoding import check_model, source_limit, target_encoder
 from .division import encode_within
-from .reading import check_target_codes, encoder, namers
+from .engine_backend import EngineBackend
+from .languages import set_languages
+from .reading import begun, encoder, namers
 
 # Weights grow with the square of the length, and no picture shows that many tokens.
 MAX_TOKENS = 512
@@ -39,7 +41,11 @@ class Attention:
 
 
 def attention_of(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str, target: str | None = None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: str,
+    target: str | None = None,
+    **languages: str | None,
 ) -> Attention:
     """Returns the attention weights of all layers and heads for one sentence, without gradients.
 
@@ -48,6 +54,7 @@ def attention_of(
         tokenizer: Its tokenizer.
         source: The sentence.
         target: The translation that the model is forced to write; None: its own, by its generation config.
+        **languages: `src_lang`, `tgt_lang` and `source_prefix` as for `decode`.
 
     Returns:
         The weights, those of `model(..., output_attentions=True)`, and the tokens.
@@ -55,22 +62,27 @@ def attention_of(
     Raises:
         TypeError: A text is not a string.
         ValueError: The model is in training mode, a text is empty or has more than 512 tokens or than the model has
-            positions, weights are NaN or infinite, the model has several target languages and the source doesn't say
-            which, or the model shows no attention weights.
+            positions, weights are NaN or infinite, the model has several languages and they aren't given, or it shows
+            no attention weights.
     """
     check_model(model)
     if isinstance(model, Backend):
         raise ValueError("a model in CTranslate2's format shows no attention weights; give the model itself")
-    source_ids = _token_ids(model, tokenizer, "source", source)
-    forced = None if target is None else _token_ids(model, tokenizer, "target", target)
+    for name, text in {"source": source, **({} if target is None else {"target": target})}.items():
+        _check(name, text)
+    with set_languages(tokenizer, EngineBackend(model, tokenizer), {}, [source], 0, **languages) as (begin, options):
+        plan = Plan.of(options, model.generation_config)
+        source_ids = _token_ids(model, tokenizer, "source", begun(tokenizer, source, begin), plan)
+        forced = None if target is None else _token_ids(model, tokenizer, "target", target, plan)
     with torch.no_grad():
         inputs = torch.tensor([source_ids], device=model.device)
         batch = {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
         if forced is None:
-            sequence = model.generate(**batch, num_return_sequences=1, return_dict_in_generate=False)[0].tolist()
+            sequence = model.generate(**batch, **options, num_return_sequences=1, return_dict_in_generate=False)[
+                0
+            ].tolist()
         else:  # the start token, and the target
-            labels = torch.tensor([forced], device=model.device)
-            sequence = [int(model.prepare_decoder_input_ids_from_labels(labels)[0, 0]), *forced]
+            sequence = [plan.start, *forced]
         read, predicted = sequence[:-1], sequence[1:]
         decoder_inputs = torch.tensor([read], device=model.device)
         output = model(**batch, decoder_input_ids=decoder_inputs, output_attentions=True, use_cache=False)
@@ -84,17 +96,20 @@ def attention_of(
     )
 
 
-def _token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, text: str) -> list[int]:
-    """Tokenizes the source or the target; `name` says which."""
+def _check(name: str, text: object) -> None:
     if not isinstance(text, str):
         raise TypeError(f"{name} is of type {type(text).__name__}; give one sentence, a string")
     if not text.strip():
         fix = "" if name == "source" else ", or leave it out to see the model's own translation"
         raise ValueError(f"{name} is empty; give a sentence{fix}")
-    if name == "source":
-        check_target_codes(tokenizer, [text])
+
+
+def _token_ids(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, text: str, plan: Plan
+) -> list[int]:
+    """Tokenizes the source or the target; `name` says which."""
     limit = min(MAX_TOKENS, source_limit(model, None, tokenizer))
-    read = encoder(tokenizer) if name == "source" else target_encoder(Plan.of({}, model.generation_config), tokenizer)
+    read = encoder(tokenizer) if name == "source" else target_encoder(plan, tokenizer)
     (ids,) = encode_within(read, [text], limit)
     if ids is None:
         raise ValueError(f"{name} has more than {limit:,} tokens; give one sentence of it")

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..plan_vanilla_transformer import LENGTHS, Plan
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 # transformers gives the score -1e9 to places that hold no hypothesis.
 NO_HYPOTHESIS = -1e8
+MAX_NEW_TOKENS = 512  # of another package's model whose settings name no limit: transformers would cut at 20
 # The largest values of options that count something: beyond, a slip would only stall the machine.
 LARGEST = {
     **dict.fromkeys(("num_beams", "num_return_sequences", "n_best"), 1_000),
@@ -95,6 +97,7 @@ class Backend(ABC):
         settings: The model's generation config, or its values by name.
         positions: Tokens of the longest source that the model has positions for; None: there is no end.
         is_own: Whether the model is of this package, with all of its options.
+        tasks: Settings of translation tasks that a T5's configuration names: "translation_en_to_de" and so on.
         training: Whether the model is in training mode, where it can't be used.
     """
 
@@ -104,12 +107,15 @@ class Backend(ABC):
     settings: Any
     positions: int | None
     is_own: bool = True
+    tasks: Mapping[str, Any] = MappingProxyType({})
     training: bool = False
 
     def plan(self, options: Options, n_best: int | None = None, alignments: bool = False) -> Plan:
         """Resolves how a call of `decode` decodes; raises `ValueError` for what the backend lacks."""
         check_generation(options, self.settings)
         plan = Plan.of(options, self.settings)
+        if not self.is_own and plan.limit[0] == "default":
+            plan = replace(plan, limit=("max_new_tokens", min(MAX_NEW_TOKENS, self.positions or MAX_NEW_TOKENS)))
         if plan.num_hypotheses > plan.num_beams and not plan.others:  # samples may be as many as one likes
             raise ValueError(f"num_return_sequences is {plan.num_hypotheses}, more than num_beams, {plan.num_beams}")
         if n_best is not None:
@@ -143,6 +149,12 @@ def positions_in(config: Any) -> int | None:
     positions = getattr(config, "max_position_embeddings", None)
     has_end = isinstance(positions, int) and getattr(config, "position_encoding", "learned") == "learned"
     return positions if has_end else None
+
+
+def tasks_in(config: Any) -> dict[str, Any]:
+    """Returns the translation tasks that a configuration names, with their settings."""
+    tasks = getattr(config, "task_specific_params", None) or {}
+    return {name: settings for name, settings in tasks.items() if name.startswith("translation_")}
 
 
 def on_one_line(text: str) -> str:

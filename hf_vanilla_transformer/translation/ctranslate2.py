@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import random
 import sys
 import tempfile
 from collections import deque
@@ -37,6 +38,7 @@ from .backend import (
     Translation,
     batches_of,
     on_one_line,
+    tasks_in,
 )
 from .reading import Segment
 
@@ -51,7 +53,7 @@ SHARED = "shared_vocabulary.json"
 FIX = "export the model again"
 # Options of a call.
 OPTIONS = (
-    *("num_beams", "max_new_tokens", "min_new_tokens", "max_length", "max_extra_length"),
+    *("num_beams", "forced_bos_token_id", "max_new_tokens", "min_new_tokens", "max_length", "max_extra_length"),
     *("length_penalty", "gnmt_length_penalty", "early_stopping", "do_sample"),
 )
 # Padded source tokens of a batch, times beams: at most, and at least if there are more batches for it. Of small models
@@ -64,6 +66,7 @@ ROOM_FOR_PADDING = 1.05
 BATCHES_IN_FLIGHT = 3  # of each thread, at work or waiting
 # With an exponent of 0, CTranslate2's search ends as soon as the best hypothesis has.
 LEAST_EXPONENT = 1e-6
+TOLERANCE = 1e-3  # of log-probabilities, in float32
 
 
 class Batch:
@@ -240,13 +243,34 @@ class CTranslate2Backend(Backend):
         from ..interop.conversion import ConversionError
 
         with tempfile.TemporaryDirectory(prefix="hf_vanilla_transformer-") as folder:
+            is_own = model.config.model_type == "vanilla_transformer"
+            write = exporter.write if is_own else exporter.write_other
             try:
-                exporter.write(model, tokenizer, Path(folder))
+                write(model, tokenizer, Path(folder))
             except ConversionError as error:
                 raise CheckpointError(f"the model can't be converted for CTranslate2: {error}") from error
             made = cls(Path(folder), device, compute_type, threads)  # this reads all of it
+            if not is_own:
+                made.is_own, made.tasks = False, tasks_in(model.config)
+                cls(Path(folder), "cpu", "float32", threads).compare(model, tokenizer)
         made.name_or_path = getattr(model, "name_or_path", "")
         return made
+
+    def compare(self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Raises `CheckpointError` if sequences of random tokens have other probabilities than with the model."""
+        from .engine_backend import EngineBackend  # it needs PyTorch
+
+        self.check_tokenizer(tokenizer)
+        chance, special, end = random.Random(0), set(tokenizer.all_special_ids), self.ids[self.end]
+        usual = sorted(set(tokenizer.get_vocab().values()) - special)
+        sources, targets = ([[*chance.choices(usual, k=length), end] for length in (3, 9, 17)] for _ in range(2))
+        wanted = EngineBackend(model, tokenizer).log_probabilities(sources, targets)
+        for one, other in zip(self.log_probabilities(sources, targets), wanted, strict=True):
+            if not abs(one - other) <= TOLERANCE * max(1.0, abs(other)):
+                raise CheckpointError(
+                    f"CTranslate2's loader for {type(model).__name__} makes another model of this one: a sequence has "
+                    f'{one:.3f} nats in place of {other:.3f}; use the backend "engine"'
+                )
 
     def check_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises `CheckpointError` if a tokenizer gives its tokens other ids than the vocabularies of the folder."""

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ..plan_vanilla_transformer import ENGINE_OPTIONS, OPTIONS, Plan
 from .backend import LARGEST, Backend, Found, Job, Translation, check_number, positions_in
 from .division import Encode
-from .reading import Segment, check_splitting, encoder, join_segments, read_segments, target_code
+from .languages import set_languages
+from .reading import Segment, check_splitting, encoder, join_segments, read_segments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -62,6 +63,9 @@ def decode(
     *,
     n_best: int | None = None,
     alignments: bool = False,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
+    source_prefix: str | None = None,
     target_lang: str | None = None,
     prefix: str | Sequence[str] | None = None,
     split_sentences: str | None = None,
@@ -83,8 +87,12 @@ def decode(
         n_best: Different translations per sentence, of a beam search at least as wide. One with fewer is searched again
             with two, then four times the beams, and gets the best of all. None: the best, without its score.
         alignments: Whether translations have their alignments; only models of this package have them.
-        target_lang: The target language, for a tokenizer that has codes such as ">>deu<<": "deu" or ">>deu<<". A
-            sentence that begins with a code keeps it.
+        src_lang: The source language, for a model of several, by the name that its tokenizer has for it: "eng_Latn"
+            (NLLB), "en" (M2M100), "en_XX" (mBART), or that of a T5's tasks. None: the tokenizer's, if it was given.
+        tgt_lang: The target language, as well, or that of an OPUS-MT model: "deu" or ">>deu<<". A sentence that begins
+            with a code keeps it.
+        source_prefix: What each source begins with, such as T5's "translate English to German: ".
+        target_lang: The former name of `tgt_lang`.
         prefix: What translations have to begin with: a string for all, or a list with one for each sentence. White
             space at its end doesn't count. It should end with a word: it is tokenized by itself, and the model
             continues with a new token.
@@ -115,8 +123,8 @@ def decode(
         TypeError: `sentences` is one string, a set, a dictionary or None, or has an item that is not a string.
         ValueError: The model is in training mode, an option is too large, or `generate()` refuses an option or a
             sentence; `n_best` is below 1 or above the number of beams, or there is only one beam; the model has no such
-            target language, or no alignments; a prefix has special or unknown tokens; with `unknown="error"`, a
-            sentence has an unknown symbol.
+            language, or several and none is given; it has no alignments; a prefix has special or unknown tokens; with
+            `unknown="error"`, a sentence has an unknown symbol.
         ImportError: `split_sentences` is asked for and sentencex is not installed.
     """
     texts = texts_of("sentences", sentences, first)
@@ -128,17 +136,18 @@ def decode(
     # None is the model's, but for this package's options, which it switches off.
     kept = (*OPTIONS, *ENGINE_OPTIONS)
     options = {name: value for name, value in options.items() if value is not None or name in kept}
-    plan = backend.plan(options, n_best, alignments)
-    code = "" if target_lang is None else target_code(tokenizer, target_lang)
     limit = source_limit(backend, max_source_tokens, tokenizer)
-    prefixes = _prefix_tokens(plan, tokenizer, prefix, len(texts))
+    languages = {"src_lang": src_lang, "tgt_lang": tgt_lang or target_lang, "source_prefix": source_prefix}
     segments: list[Segment] = []
-    for begin in range(0, len(texts), TEXTS_AT_ONCE):
-        some = dict(enumerate(texts[begin : begin + TEXTS_AT_ONCE], begin))
-        read, divided = read_segments(tokenizer, some, limit, code, split_sentences)
-        segments += read
-        for index, count in divided.items():
-            (on_division or partial(_warn_of_division, limit))(first + index, count)
+    with set_languages(tokenizer, backend, options, texts, first, **languages) as (begin, options):
+        plan = backend.plan(options, n_best, alignments)
+        prefixes = _prefix_tokens(plan, tokenizer, prefix, len(texts))
+        for place in range(0, len(texts), TEXTS_AT_ONCE):
+            some = dict(enumerate(texts[place : place + TEXTS_AT_ONCE], place))
+            read, divided = read_segments(tokenizer, some, limit, begin, split_sentences)
+            segments += read
+            for index, count in divided.items():
+                (on_division or partial(_warn_of_division, limit))(first + index, count)
     segments = _without_unknown(tokenizer, texts, segments, unknown or "keep", first)
     for place, segment in enumerate(segments):
         if not place or segments[place - 1].text != segment.text:

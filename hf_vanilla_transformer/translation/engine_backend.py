@@ -30,6 +30,7 @@ from .backend import (
     batches_of,
     on_one_line,
     positions_in,
+    tasks_in,
 )
 from .reading import Segment, namers
 
@@ -65,7 +66,7 @@ class EngineBackend(Backend):
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.models = [model]  # of an ensemble, several
-        self.positions = positions_in(model.config)
+        self.positions, self.tasks = positions_in(model.config), tasks_in(model.config)
         # The model below a `PeftModel`; it holds the adapters' layers.
         self.base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.is_own = isinstance(self.base, DecodingMixin)
@@ -173,6 +174,8 @@ class EngineBackend(Backend):
         if segments[0].prefix:
             batch["decoder_input_ids"] = torch.tensor([one.prefix for one in segments], device=self.model.device)
         options = {**job.options, "return_dict_in_generate": True}  # for the beams' lengths
+        if not self.is_own:
+            options = dict([job.plan.limit]) | options
         if options.get("max_new_tokens") is not None:
             options.setdefault("max_length", None)  # transformers would warn of a generation config's at each batch
         if job.has_scores:
@@ -191,18 +194,16 @@ class EngineBackend(Backend):
 
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
         """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`."""
-        inputs = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.device)
+        padded = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.device)
+        inputs = {name: padded[name] for name in ("input_ids", "attention_mask")}
         rows = [torch.tensor(ids) for ids in targets]
         labels = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100).to(self.device)  # (B, T)
         by_model = []
         with no_gradients(self.models):
             for model in self.models:
-                logits: Tensor = model(
-                    input_ids=inputs["input_ids"],
-                    attention_mask=inputs["attention_mask"],
-                    decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
-                    use_cache=False,
-                ).logits.float()  # (B, T, V)
+                shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+                target = {"labels": labels} if shift is None else {"decoder_input_ids": shift(labels)}
+                logits: Tensor = model(**inputs, **target, use_cache=False).logits.float()  # (B, T, V)
                 losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
                 by_model.append(-losses.double().view(labels.shape))
         mean = torch.stack(by_model).logsumexp(dim=0) - math.log(len(self.models))

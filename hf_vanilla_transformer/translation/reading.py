@@ -24,9 +24,9 @@ CODES_PER_ERROR = 10
 FEW = 4  # tokens: no more than special ones
 # Held while any tokenizer reads texts: MarianTokenizer and the like switch to the target's side and back, and padding
 # and truncation of the others are settings that one call after the other changes.
-_READING = threading.RLock()
+READING = threading.RLock()
 if hasattr(os, "register_at_fork"):  # a forked process has no other thread that would release it
-    os.register_at_fork(before=_READING.acquire, after_in_parent=_READING.release, after_in_child=_READING.release)
+    os.register_at_fork(before=READING.acquire, after_in_parent=READING.release, after_in_child=READING.release)
 
 Namer = Callable[[Sequence[int]], list[str]]  # ids -> tokens
 
@@ -51,21 +51,21 @@ def read_segments(
     tokenizer: "PreTrainedTokenizerBase",
     texts: Mapping[int, str],
     limit: int,
-    code: str = "",
+    begin: str = "",
     language: str | None = None,
 ) -> tuple[list[Segment], dict[int, int]]:
     """Divides and tokenizes texts, by their numbers; one of which the tokenizer leaves nothing has no segments.
 
-    A segment has `limit` tokens at most. Texts without a target language get `code`, and are split into sentences by
-    the rules of `language`, unless it is None. Returns the segments, in the order of the texts; and for the number of
-    each text with something too long, the number of its pieces.
+    A segment has `limit` tokens at most, and begins with its text's own code, or else with `begin`. Texts are split
+    into sentences by the rules of `language`, unless it is None. Returns the segments, in the order of the texts; and
+    for the number of each text with something too long, the number of its pieces.
     """
     nothing = functools.cache(lambda begin: encoder(tokenizer)([begin])[0])
     segments: list[Segment] = []
     divided: dict[int, int] = {}
-    for number, gap, begin, parts in _divided(tokenizer, texts, limit, code, language):
+    for number, gap, own, parts in _divided(tokenizer, texts, limit, begin, language):
         # SentencePiece drops invisible characters.
-        pieces = [ids for _, ids in parts if len(ids) > FEW or ids != nothing(begin)]
+        pieces = [ids for _, ids in parts if len(ids) > FEW or ids != nothing(own)]
         if len(pieces) > 1:
             divided[number] = divided.get(number, 0) + len(pieces)
         segments += [Segment(number, ids, "" if place else gap) for place, ids in enumerate(pieces)]
@@ -73,28 +73,32 @@ def read_segments(
 
 
 def _divided(
-    tokenizer: "PreTrainedTokenizerBase", texts: Mapping[int, str], limit: int, code: str, language: str | None
+    tokenizer: "PreTrainedTokenizerBase", texts: Mapping[int, str], limit: int, begin: str, language: str | None
 ) -> Iterator[tuple[int, str, str, list[tuple[str, list[int]]]]]:
-    """Yields, for each sentence: its text's number, the white space before it, its target language, and its pieces."""
+    """Yields, for each sentence: its text's number, the white space before it, its beginning, and its pieces."""
     encode = encoder(tokenizer)
-    rows = [(number, *row) for number, text in texts.items() for row in _sentences(tokenizer, text, code, language)]
-    encoded = encode_within(encode, [begin + sentence for _, _, begin, sentence in rows], limit)
-    for (number, gap, begin, sentence), ids in zip(rows, encoded, strict=True):
-        pieces = [(sentence, ids)] if ids is not None else divide(encode, sentence, limit, begin)
-        yield number, gap, begin, pieces
+    rows = [(number, *row) for number, text in texts.items() for row in _sentences(tokenizer, text, begin, language)]
+    encoded = encode_within(encode, [own + sentence for _, _, own, sentence in rows], limit)
+    for (number, gap, own, sentence), ids in zip(rows, encoded, strict=True):
+        pieces = [(sentence, ids)] if ids is not None else divide(encode, sentence, limit, own)
+        yield number, gap, own, pieces
 
 
 def _sentences(
-    tokenizer: "PreTrainedTokenizerBase", text: str, code: str, language: str | None
+    tokenizer: "PreTrainedTokenizerBase", text: str, begin: str, language: str | None
 ) -> Iterator[tuple[str, str, str]]:
-    """Yields the white space before each sentence, the beginning with its target language, and the sentence."""
+    """Yields the white space before each sentence, what the model reads before it, and the sentence."""
     if target_codes(tokenizer) and (match := CODE.match(text)):
-        code, text = match[1], text[match.end() :].lstrip()
-    begin = f"{code} " if code else ""
+        begin, text = f"{match[1]} ", text[match.end() :].lstrip()
     if language is not None:
         yield from ((gap, begin, sentence) for gap, sentence in split_sentences(text, language))
     elif text.strip():
         yield "", begin, text
+
+
+def begun(tokenizer: "PreTrainedTokenizerBase", text: str, begin: str) -> str:
+    """Returns a text with what the model reads before it; one with a code of its own keeps that."""
+    return text if target_codes(tokenizer) and CODE.match(text) else begin + text
 
 
 class Piece(NamedTuple):
@@ -122,7 +126,7 @@ def encoder(tokenizer: "PreTrainedTokenizerBase", *, is_target: bool = False, **
     options = {"verbose": False, "return_attention_mask": False, "return_token_type_ids": False, **options}
 
     def encode(texts: list[str]) -> list[list[int]]:
-        with _READING:
+        with READING:
             if not is_target:
                 return tokenizer(texts, **options)["input_ids"]
             try:
@@ -150,18 +154,18 @@ def target_codes(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     return list(getattr(tokenizer, "supported_language_codes", None) or [])
 
 
-def target_code(tokenizer: "PreTrainedTokenizerBase", target_lang: str) -> str:
+def target_code(tokenizer: "PreTrainedTokenizerBase", tgt_lang: str) -> str:
     """Returns the code of a target language, given as "deu" or ">>deu<<"; raises `ValueError`."""
     codes = target_codes(tokenizer)
     if not codes:
         raise ValueError(
-            f"target_lang is {target_lang!r}, but the tokenizer has no codes of target languages, such as >>deu<<; "
-            "leave it out"
+            f"tgt_lang is {tgt_lang!r}, but the tokenizer has no codes of target languages, such as >>deu<<; leave it "
+            "out"
         )
-    code = target_lang if target_lang.startswith(">>") else f">>{target_lang}<<"
+    code = tgt_lang if tgt_lang.startswith(">>") else f">>{tgt_lang}<<"
     if code not in codes:
         raise ValueError(
-            f"target_lang is {target_lang!r}, but the model's codes are {named(codes, CODES_PER_ERROR)}"
+            f"tgt_lang is {tgt_lang!r}, but the model's codes are {named(codes, CODES_PER_ERROR)}"
             f"{did_you_mean(code, codes)}"
         )
     return code
@@ -183,7 +187,7 @@ def check_target_codes(
             continue
         if match is None:
             raise ValueError(
-                f"the model has several target languages, and sentences[{index}] doesn't say which; give target_lang, "
+                f"the model has several target languages, and sentences[{index}] doesn't say which; give tgt_lang, "
                 f"or begin the text with its code: {named(codes, CODES_PER_ERROR)}"
             )
         if match[1] not in codes:

@@ -12,7 +12,8 @@ from ..data.symbols import warn_of_unknown
 from .backend import batches, check_number
 from .decoding import backend_of, source_limit, target_encoder, texts_of
 from .division import encode_within
-from .reading import encoder
+from .languages import set_languages
+from .reading import begun, encoder
 
 logger = logging.get_logger(__name__)
 
@@ -81,6 +82,9 @@ def score_pairs(
     sources: Iterable[str],
     targets: Iterable[str],
     *,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
+    source_prefix: str | None = None,
     batch_size: int | None = None,
     max_tokens: int | None = None,
     progress: Callable[[int], object] | None = None,
@@ -93,6 +97,9 @@ def score_pairs(
         tokenizer: Its tokenizer.
         sources: The sentences; an empty one is a source of `</s>` alone.
         targets: Their translations, in the same order; an empty one is `</s>` alone.
+        src_lang: The languages, and what sources begin with, as for `decode`.
+        tgt_lang: As well.
+        source_prefix: As well.
         batch_size: Sentences at a time at most; fewer where they are long.
         max_tokens: Tokens of a source and of a target at most, as `max_source_tokens` of `translate`. Pairs that have
             more are left out.
@@ -106,7 +113,7 @@ def score_pairs(
         TypeError: `sources` or `targets` is one string, a set, a dictionary or None, or has an item that is not a
             string.
         ValueError: Their numbers differ, there are none, all are left out, `batch_size` or `max_tokens` is too small or
-            too large, or the model is in training mode.
+            too large, the model is in training mode, or it lacks a language.
     """
     texts, references = texts_of("sources", sources), texts_of("targets", targets)
     backend = backend_of(model, tokenizer)
@@ -117,8 +124,10 @@ def score_pairs(
     if not texts:
         raise ValueError("sources and targets are empty; a likelihood needs at least one sentence")
     limit = source_limit(backend, max_tokens, tokenizer)
-    source_ids = encode_within(encoder(tokenizer), texts, limit)
-    target_ids = encode_within(target_encoder(backend.plan({}), tokenizer), references, limit)
+    languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "source_prefix": source_prefix}
+    with set_languages(tokenizer, backend, {}, texts, 0, **languages) as (begin, options):
+        source_ids = encode_within(encoder(tokenizer), [begun(tokenizer, text, begin) for text in texts], limit)
+        target_ids = encode_within(target_encoder(backend.plan(options), tokenizer), references, limit)
     warn_of_unknown(tokenizer, texts, source_ids)
     warn_of_unknown(tokenizer, references, target_ids, is_target=True)
     pairs: list[tuple[int, list[int], list[int]]] = []

@@ -10,7 +10,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from itertools import islice
@@ -24,7 +24,6 @@ from ..plan_vanilla_transformer import Plan
 from . import decoding
 from .backend import Backend, DeviceError, Options, Translation, check_number
 from .ctranslate2 import CTranslate2Backend, import_library
-from .reading import check_target_codes
 from .tokenizer_file import open_tokenizer
 
 if TYPE_CHECKING:  # an exported model is translated without
@@ -71,6 +70,9 @@ class Translator:
             `translation.ctranslate2`; a model is converted for it each time. None: "engine", or the one that a folder
             was exported for.
         tokenizer: That of a model that is given; a folder or a name has its own.
+        src_lang: The source language of calls that don't name one, for a model of several (NLLB, M2M100, mBART, T5).
+        tgt_lang: The target language, as well (OPUS-MT, too).
+        source_prefix: What sources begin with in such calls, for models that want a task's name there.
         dtype: Type of the weights; "auto": as they were saved, but float32 for float16 on a CPU. A model that is given
             keeps its own.
         revision: Branch, tag or commit on the Hub.
@@ -101,6 +103,9 @@ class Translator:
         *,
         backend: str | None = None,
         tokenizer: "PreTrainedTokenizerBase | None" = None,
+        src_lang: str | None = None,
+        tgt_lang: str | None = None,
+        source_prefix: str | None = None,
         dtype: "torch.dtype | str" = "auto",
         revision: str | None = None,
         token: str | bool | None = None,
@@ -117,7 +122,8 @@ class Translator:
             if dtype != "auto":
                 raise ValueError('dtype is for the backend "engine"; give compute_type')
         where: Where = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
-        options: Options = {"backend": backend, "dtype": dtype, "warm_up": warm_up, **where}
+        self._languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "source_prefix": source_prefix}
+        options: Options = {"backend": backend, "dtype": dtype, "warm_up": warm_up, **self._languages, **where}
         again = partial(type(self), model, device, compute_type, threads, **options)
         self._open_again = again if isinstance(model, str | Path) else None
         self.tokenizer: Any
@@ -133,8 +139,11 @@ class Translator:
         self.compute_type = compute_type
         # A lock of each process: after a fork, none of another thread's is held for ever.
         self._locks: defaultdict[int, threading.RLock] = defaultdict(threading.RLock)
+        if any(one is not None for one in self._languages.values()):
+            self._translate([], {})  # which checks them
         for number in WARM_UP if warm_up else ():
-            decoding.decode(self.decodes_with, self.tokenizer, ["a b c"] * number)
+            with suppress(ValueError):  # a model of several languages waits for the first call
+                self._translate(["a b c"] * number, {})
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._open_again is None:
@@ -169,11 +178,11 @@ class Translator:
             texts: A string gives one translation. An object with a length, such as a list or a column of a
                 `datasets.Dataset`, gives a list in the same order. Anything else that can be iterated over, such as a
                 generator, a file or a column of a streamed data set, gives an iterator: see `stream`.
-            **options: `n_best`, `alignments`, `target_lang`, `prefix`, `split_sentences`, `batch_size`,
-                `batch_tokens`, `max_source_tokens`, `progress` and `on_division` as for `decoding.decode`;
-                `progress_bar`: True, False, or None: if standard error is a terminal and it takes more than two
-                seconds; all others are for `generate()`, such as `num_beams` or `max_new_tokens`, by default
-                the model's generation config.
+            **options: `n_best`, `alignments`, `src_lang`, `tgt_lang`, `source_prefix`, `prefix`, `split_sentences`,
+                `batch_size`, `batch_tokens`, `max_source_tokens`, `unknown`, `progress` and `on_division` as for
+                `decoding.decode`; `progress_bar`: True, False, or None: if standard error is a terminal and it takes
+                more than two seconds; all others are for `generate()`, such as `num_beams` or `max_new_tokens`, by
+                default the model's generation config.
 
         Returns:
             For each text its translation as a string; with `n_best`, a list of `Translation`s with their scores; with
@@ -181,7 +190,7 @@ class Translator:
 
         Raises:
             TypeError: Texts are not strings, or a set, a dictionary or None.
-            ValueError: As `decoding.decode`; or a text names none of the model's several target languages.
+            ValueError: As `decoding.decode`.
             ImportError: As `decoding.decode`.
         """
         if isinstance(texts, str):
@@ -225,8 +234,7 @@ class Translator:
                 bar.update(len(part))
 
     def _translate(self, texts: Iterable[str], options: Options, first: int = 0) -> list[Any]:
-        texts = decoding.texts_of("sentences", texts, first)
-        check_target_codes(self.tokenizer, texts, first, needed=options.get("target_lang") is None)
+        texts, options = decoding.texts_of("sentences", texts, first), {**self._languages, **options}
         progress = options.get("progress") or (lambda number: None)
         given = {name: value for name, value in options.items() if name not in ("progress", "progress_bar")}
         one_at_a_time = self._locks[os.getpid()] if self.backend == "engine" else nullcontext()

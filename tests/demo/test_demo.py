@@ -74,7 +74,7 @@ def test_paragraphs_are_split_by_the_language_of_the_model(demo, model, tmp_path
     pytest.importorskip("sentencex")
     folder, pages = shutil.copytree(model, tmp_path / "model"), []
     monkeypatch.setattr("hf_vanilla_transformer.demo.start", lambda page, *_: pages.append(page) or "URL")
-    (folder / "model_card.json").write_text('{"source_language": "en", "target_language": "de"}')
+    (folder / "model_card.json").write_text('{"source_language": "en", "tgt_language": "de"}')
     for name in (folder, model):
         demo("--model", name)
     translate, as_one = (functions_of(page)[0] for page in pages)
@@ -112,7 +112,7 @@ def test_translations_with_their_scores(functions, model):
         for rank, one in enumerate(found, start=1)
     ]
     assert rows == wanted
-    assert pairs[-1] == ("it costs two hundred", rows[-1][-1])
+    assert pairs[-1] == ("it costs two hundred", rows[-1][-1], {})
     best, rows, _, _ = translate("half past nine", 1, 1.0)
     assert [row[:3] for row in rows] == [[1, 1, ""]]
     assert best == Translator(model)("half past nine", num_beams=1)
@@ -126,10 +126,10 @@ def attention_in(frame):
 
 def test_attention_is_a_page_in_a_frame_that_reaches_nothing(functions):
     _, attend = functions
-    frame = attend([(NASTY, NASTY)], 0)
+    frame = attend([(NASTY, NASTY, {})], 0)
     assert "".join(attention_in(frame)["source"]).startswith("▁<img▁src")
     assert "<img" not in frame
-    assert "attention is shown for up to 100 tokens" in attend([("half past nine " * 40, "halb")], 0)
+    assert "attention is shown for up to 100 tokens" in attend([("half past nine " * 40, "halb", {})], 0)
     assert "shown here after" in attend([], None)
 
 
@@ -154,10 +154,10 @@ def test_a_target_language_where_the_model_has_several(tmp_path):
     assert (language.visible, language.value) == (True, ">>deu<<")
     translate, attend = functions_of(page)
     best, _, pairs, _ = translate("it", 4, 1.0, ">>nld<<")
-    assert best == translator("it", target_lang="nld", num_beams=4)
-    assert pairs[0][0] == ">>nld<< it"
+    assert best == translator("it", tgt_lang="nld", num_beams=4)
+    assert pairs[0][0::2] == ("it", {"tgt_lang": ">>nld<<"})
     # Whatever language is chosen by now.
-    assert attention_in(attend([(pairs[0][0], "het")], 0))["source"][0] == ">>nld<<"
+    assert attention_in(attend([("it", "het", pairs[0][2])], 0))["source"][0] == ">>nld<<"
     with pytest.raises(gr.Error, match="several target languages"):
         translate("it", 4, 1.0)
 

@@ -14,7 +14,7 @@ from hf_vanilla_transformer.translation.links import Linked
 from hf_vanilla_transformer.translation.reading import Piece
 
 
-def capitals(texts: list[str], n_best: int, target: str, linked: bool) -> list[list[Linked]]:
+def capitals(texts: list[str], n_best: int, source: str, target: str, linked: bool) -> list[list[Linked]]:
     """Translates each character into a capital; further translations end with their number."""
     return [[in_order(text.upper() + str(number or "")) for number in range(n_best)] for text in texts]
 

@@ -28,7 +28,7 @@ class Model:
         self.go_on = threading.Event()
         self.go_on.set()
 
-    def __call__(self, texts: list[str], n_best: int, target: str, linked: bool) -> list[list[Linked]]:
+    def __call__(self, texts: list[str], n_best: int, source: str, target: str, linked: bool) -> list[list[Linked]]:
         self.batches.append(texts)
         assert self.go_on.wait(60)
         if any("bad" in text for text in texts):

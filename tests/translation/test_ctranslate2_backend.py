@@ -283,12 +283,12 @@ def test_opus_mt_folders(tmp_path, separate, caplog):
     assert "early_stopping" in caplog.text
 
 
-def test_target_languages(tmp_path):
+def test_tgt_languages(tmp_path):
     folder = opus_mt_folder(tmp_path / "opus-mt", multi_target=True)
     own, other = Translator(folder, "cpu"), Translator(folder, "cpu", backend="ctranslate2")
     with pytest.raises(ValueError, match="max_new_tokens=1 leaves no token before the end that is forced; give more"):
-        other("A man", target_lang="deu", max_new_tokens=1, num_beams=1)
-    for options in ({"target_lang": "deu"}, {"target_lang": ">>fra<<"}):
+        other("A man", tgt_lang="deu", max_new_tokens=1, num_beams=1)
+    for options in ({"tgt_lang": "deu"}, {"tgt_lang": ">>fra<<"}):
         assert other("A man", num_beams=1, **options) == own("A man", num_beams=1, **options)
 
 

@@ -200,7 +200,7 @@ def test_the_command_skips_complete_files(tiny_checkpoint: Path, tmp_path: Path,
     assert "4.txt: 1 rows aren't translated, see" in error
     assert (out / "4.txt").read_text().endswith("\n\n")
     assert cli.main([*command, "--output", str(tmp_path / "new"), "--target-lang", "deu"]) == 2  # not one error a row
-    assert "target_lang is 'deu'" in capsys.readouterr().err
+    assert "tgt_lang is 'deu'" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
     assert cli.main([*command]) == 2
     assert "several files need a place for the translations; give --output" in capsys.readouterr().err

@@ -483,12 +483,12 @@ def many(tmp_path_factory):
     return Translator(opus_mt_folder(root / "opus-mt-en-mul", multi_target=True), "cpu")
 
 
-@pytest.mark.parametrize("target_lang", ["deu", ">>deu<<"])
-def test_the_target_language_begins_each_text(many, target_lang):
+@pytest.mark.parametrize("tgt_lang", ["deu", ">>deu<<"])
+def test_the_tgt_language_begins_each_text(many, tgt_lang):
     texts = ["A man is riding.", ">>fra<< Who is the boy?", "", "  >>nld<<   It costs 3.50 euros."]
     by_hand = [">>deu<< A man is riding.", ">>fra<< Who is the boy?", "", ">>nld<< It costs 3.50 euros."]
-    assert many(texts, target_lang=target_lang, **FEW) == many(by_hand, **FEW)
-    assert len({many("A man is riding.", target_lang=one, n_best=1, **FEW)[0].score for one in ("deu", "fra")}) == 2
+    assert many(texts, tgt_lang=tgt_lang, **FEW) == many(by_hand, **FEW)
+    assert len({many("A man is riding.", tgt_lang=one, n_best=1, **FEW)[0].score for one in ("deu", "fra")}) == 2
 
 
 def test_every_piece_of_a_text_has_its_target_language(many, monkeypatch):
@@ -501,9 +501,7 @@ def test_every_piece_of_a_text_has_its_target_language(many, monkeypatch):
     monkeypatch.setattr(many.decodes_with, "hypotheses", hypotheses)
     long = "The old woman buys bread and milk. A brown dog runs. " * 4
     warned = []
-    many(
-        [f">>fra<< {long}", long], target_lang="deu", max_source_tokens=40, on_division=lambda *one: warned.append(one)
-    )
+    many([f">>fra<< {long}", long], tgt_lang="deu", max_source_tokens=40, on_division=lambda *one: warned.append(one))
     first = [many.tokenizer.convert_ids_to_tokens(row[0]) for row in seen]
     assert sorted(set(first)) == [">>deu<<", ">>fra<<"]
     assert first.count(">>deu<<") == first.count(">>fra<<") == warned[0][1] > 1
@@ -517,14 +515,14 @@ def test_every_piece_of_a_text_has_its_target_language(many, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("A man.", {}, r"several target languages, and sentences\[0\] doesn't say which; give target_lang, or begin"),
-        ("A man.", {"target_lang": "eng"}, "target_lang is 'eng', but the model's codes are >>deu<<, >>fra<<, >>nld<<"),
-        ("A man.", {"target_lang": "due"}, "did you mean '>>deu<<'"),
+        ("A man.", {}, r"several target languages, and sentences\[0\] doesn't say which; give tgt_lang, or begin"),
+        ("A man.", {"tgt_lang": "eng"}, "tgt_lang is 'eng', but the model's codes are >>deu<<, >>fra<<, >>nld<<"),
+        ("A man.", {"tgt_lang": "due"}, "did you mean '>>deu<<'"),
         (">>xyz<< A man.", {}, r"sentences\[0\] begins with >>xyz<<, but the model's codes are >>deu<<"),
-        (">>xyz<< A man.", {"target_lang": "deu"}, r"sentences\[0\] begins with >>xyz<<, but"),
+        (">>xyz<< A man.", {"tgt_lang": "deu"}, r"sentences\[0\] begins with >>xyz<<, but"),
     ],
 )
-def test_target_languages_that_cannot_be(many, text, options, message):
+def test_tgt_languages_that_cannot_be(many, text, options, message):
     with pytest.raises(ValueError, match=message):
         many(text, **options)
     assert many(["", " ", ">>deu<<", ">>fra<< \u200b"]) == [""] * 4
@@ -585,8 +583,8 @@ def test_the_command_translates_paragraphs_and_into_a_language(many, checkpoint,
     assert cli.main([*command, "--target-lang", "fra", "A man is riding."]) == 0
     assert capsys.readouterr().out == many(">>fra<< A man is riding.", **FEW).replace("\n", " ") + "\n"
     assert cli.main([*command, "A man is riding."]) == 2
-    assert "doesn't say which; give target_lang" in capsys.readouterr().err
+    assert "doesn't say which; give tgt_lang" in capsys.readouterr().err
     if reading.sentencex is not None:
         two = "A man is riding. Who is the boy?"
         assert cli.main([*command, "--target-lang", "fra", "--split-sentences", "en", two]) == 0
-        assert capsys.readouterr().out == many(two, target_lang="fra", split_sentences="en", **FEW) + "\n"
+        assert capsys.readouterr().out == many(two, tgt_lang="fra", split_sentences="en", **FEW) + "\n"

@@ -1,0 +1,164 @@
+"""Models of several languages: how each family is told what to translate from and into.
+
+| family | source | target |
+|---|---|---|
+| NLLB, M2M100, mBART-50 | its tokenizer puts the language first | the first token is forced |
+| mBART | its tokenizer puts the language last | the decoder starts with it |
+| OPUS-MT | | the source begins with a code, such as ">>deu<<" |
+| T5 | the source begins with the prefix of a task in config.json | the same |
+
+For all others, `source_prefix` is what each source begins with.
+"""
+
+import functools
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..errors import did_you_mean, named
+from ..plan_vanilla_transformer import LENGTHS, Plan
+from .backend import Backend, Options
+from .reading import CODES_PER_ERROR, READING, check_target_codes, target_code
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+# Classes of tokenizers that have languages, and the option of `generate()` that tells the target's.
+FAMILIES = {
+    **dict.fromkeys(("NllbTokenizer", "M2M100Tokenizer", "MBart50Tokenizer"), "forced_bos_token_id"),
+    "MBartTokenizer": "decoder_start_token_id",
+}
+
+
+def known_languages(tokenizer: "PreTrainedTokenizerBase") -> dict[str, int]:
+    """Returns the languages of a tokenizer of these families with the ids of their tokens; of another one, none."""
+    if _target_option(tokenizer) is None:
+        return {}
+    if codes := getattr(tokenizer, "lang_code_to_id", None):
+        return dict(codes)
+    others = set(tokenizer.special_tokens_map.values())
+    names = [name for name in tokenizer.all_special_tokens if name not in others]
+    return dict(zip(names, tokenizer.convert_tokens_to_ids(names), strict=True))
+
+
+@contextmanager
+def set_languages(
+    tokenizer: "PreTrainedTokenizerBase",
+    backend: Backend,
+    options: Options,
+    texts: Sequence[str],
+    first: int = 0,
+    *,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
+    source_prefix: str | None = None,
+) -> Iterator[tuple[str, Options]]:
+    """Lets a tokenizer read texts of two languages. Afterwards it has its own again; other threads wait until then.
+
+    Args:
+        tokenizer: The tokenizer.
+        backend: What decodes.
+        options: Those of the call for `generate()`.
+        texts: The sources.
+        first: The index of the first of them, for errors.
+        src_lang: The source language, by the name that the tokenizer or the task has for it; None: the tokenizer's own,
+            if it was opened with one.
+        tgt_lang: The target language; None: that of the options, the tokenizer or the generation config.
+        source_prefix: What each source begins with.
+
+    Yields:
+        What sources begin with, and the options with those that tell the languages.
+
+    Raises:
+        ValueError: The model has no such language; or it has several, and none is given.
+    """
+    check_target_codes(tokenizer, texts, first, needed=tgt_lang is None)
+    if languages := known_languages(tokenizer):
+        if source_prefix:
+            raise ValueError("source_prefix is for other models; this one's languages are src_lang and tgt_lang")
+        with READING, _switched(tokenizer, languages, backend, options, src_lang, tgt_lang) as told:
+            yield "", {**options, **told}
+        return
+    begin, settings = _beginning(tokenizer, backend.tasks, src_lang, tgt_lang)
+    if begin and source_prefix:
+        raise ValueError("tgt_lang and source_prefix both say what sources begin with; give one of the two")
+    if backend.tasks and not begin and source_prefix is None:
+        _warn_of_tasks(tuple(backend.tasks))
+    if any(options.get(name) is not None for name in LENGTHS):
+        settings.pop("max_length", None)
+    if options.get("num_beams") == 1:
+        settings.pop("early_stopping", None)
+    yield begin or source_prefix or "", {**settings, **options}
+
+
+def _target_option(tokenizer: "PreTrainedTokenizerBase") -> str | None:
+    return next((FAMILIES[one.__name__] for one in type(tokenizer).__mro__ if one.__name__ in FAMILIES), None)
+
+
+@contextmanager
+def _switched(
+    tokenizer: Any,
+    languages: dict[str, int],
+    backend: Backend,
+    options: Options,
+    src_lang: str | None,
+    tgt_lang: str | None,
+) -> Iterator[Options]:
+    """Switches a tokenizer to two languages, and yields the option that tells the target's."""
+    option, own = str(_target_option(tokenizer)), (tokenizer.src_lang, tokenizer.tgt_lang)
+    plan, names = Plan.of(options, backend.settings), {number: name for name, number in languages.items()}
+    by_plan = names.get(plan.forced_begin if option.startswith("forced") else plan.start)  # type: ignore[arg-type]
+    # To these tokenizers, a source of which nothing is said is English, and such a target is what the source is.
+    source = src_lang or (own[0] if tokenizer.init_kwargs.get("src_lang") else None)
+    by_tokenizer = own[1] if own[1] != own[0] else None
+    target = tgt_lang or (by_plan if options.get(option) is not None else None) or by_tokenizer or by_plan
+    for name, value in {"src_lang": source, "tgt_lang": target}.items():
+        if value is None:
+            raise ValueError(f"the model has several languages: give {name}, one of {_shown(languages)}")
+        if value not in languages:
+            hint = did_you_mean(value, languages)
+            raise ValueError(f"{name} is {value!r}, but the model's languages are {_shown(languages)}{hint}")
+    if languages[str(target)] not in tokenizer.all_special_ids:  # as when M2M100's tokenizer is made of its files
+        raise ValueError(
+            f"the tokenizer's languages aren't special tokens, so that translations would begin with {target!r}; open "
+            "it with them as additional_special_tokens"
+        )
+    try:
+        tokenizer.src_lang, tokenizer.tgt_lang = source, target
+        yield {option: languages[str(target)]}
+    finally:
+        tokenizer.src_lang, tokenizer.tgt_lang = own
+
+
+def _beginning(
+    tokenizer: "PreTrainedTokenizerBase", tasks: Mapping[str, Any], src_lang: str | None, tgt_lang: str | None
+) -> tuple[str, Options]:
+    """Returns what sources begin with by the languages, and settings of a task."""
+    if src_lang is None and tgt_lang is None:
+        return "", {}
+    if tasks:
+        if (task := f"translation_{src_lang}_to_{tgt_lang}") not in tasks:
+            raise ValueError(
+                f"src_lang and tgt_lang are {src_lang!r} and {tgt_lang!r}, and the model's tasks are {named(tasks)}; "
+                "give source_prefix for others"
+            )
+        settings = dict(tasks[task])
+        return settings.pop("prefix", ""), settings
+    if src_lang is not None:
+        raise ValueError(f"src_lang is {src_lang!r}, but the model isn't told the source language; leave it out")
+    return f"{target_code(tokenizer, str(tgt_lang))} ", {}
+
+
+def _shown(languages: Iterable[str]) -> str:
+    return named(languages, CODES_PER_ERROR)
+
+
+@functools.cache
+def _warn_of_tasks(tasks: tuple[str, ...]) -> None:
+    logger.warning(
+        f"The model has been trained for {named(tasks)}, each with a prefix: give src_lang and tgt_lang, or "
+        'source_prefix ("" for none).'
+    )

@@ -1,0 +1,199 @@
+"""Models of several languages, of families that transformers has."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+
+from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.serving.models import LanguagesError, batcher_of
+from hf_vanilla_transformer.translation.attention import attention_of
+from hf_vanilla_transformer.translation.scoring import score_pairs
+from tests.interop.opus_mt import TEXTS, opus_mt_folder
+from tests.translation.families import LANGUAGES, TASKS, family
+
+SOURCES, TARGETS = TEXTS["source"][:4], TEXTS["target"][:4]
+FEW = {"num_beams": 2, "max_new_tokens": 12}
+FAMILIES = [kind for kind in LANGUAGES if kind != "t5"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {kind: family(kind, tmp_path_factory.mktemp(kind)) for kind in LANGUAGES}
+
+
+@pytest.fixture
+def opened(folders):
+    """What transformers opens: a function from a family to its tokenizer and model."""
+    return lambda kind: (
+        AutoTokenizer.from_pretrained(folders[kind]),
+        AutoModelForSeq2SeqLM.from_pretrained(folders[kind]).eval(),
+    )
+
+
+def by_hand(tokenizer, model, source, target, texts, **options):
+    """Translations as transformers' documentation of each family has them, one text at a time."""
+    tokenizer.src_lang = source
+    number = tokenizer.convert_tokens_to_ids(f"__{target}__" if "M2M" in type(tokenizer).__name__ else target)
+    first = "decoder_start_token_id" if type(tokenizer).__name__ == "MBartTokenizer" else "forced_bos_token_id"
+    rows = [model.generate(**tokenizer(text, return_tensors="pt"), **{first: number}, **options)[0] for text in texts]
+    return [text.strip() for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_each_family_is_told_its_languages(folders, opened, kind):
+    source, target = LANGUAGES[kind]
+    tokenizer, model = opened(kind)
+    there, back = (by_hand(tokenizer, model, *pair, SOURCES, **FEW) for pair in ((source, target), (target, source)))
+    assert there != back  # otherwise the languages have no effect
+    translator = Translator(folders[kind], src_lang=source, tgt_lang=target)
+    before = translator.tokenizer.src_lang, translator.tokenizer.tgt_lang
+    assert [one.strip() for one in translator(SOURCES, **FEW)] == there
+    assert [one.strip() for one in translator(SOURCES, src_lang=target, tgt_lang=source, **FEW)] == back
+    assert [one.strip() for one in translator((text for text in SOURCES), window=2, **FEW)] == there
+    assert (translator.tokenizer.src_lang, translator.tokenizer.tgt_lang) == before
+    best = translator(SOURCES[0], n_best=2, **FEW)
+    assert best[0].text.strip() == there[0]
+    assert best[0].score > best[1].score
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_pipeline_takes_languages_as_transformers_4_had_them(folders, kind):
+    source, target = LANGUAGES[kind]
+    translate = pipeline("vanilla-translation", model=str(folders[kind]), src_lang=source, tgt_lang=target)
+    wanted = Translator(folders[kind])(SOURCES, src_lang=source, tgt_lang=target, **FEW)
+    assert [one["translation_text"] for one in translate(SOURCES, **FEW)] == wanted
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_scores_and_attention_are_of_these_languages(opened, kind):
+    source, target = LANGUAGES[kind]
+    tokenizer, model = opened(kind)
+    (score,) = score_pairs(model, tokenizer, SOURCES[:1], TARGETS[:1], src_lang=source, tgt_lang=target)
+    tokenizer.src_lang, tokenizer.tgt_lang = source, target
+    batch = tokenizer(SOURCES[0], text_target=TARGETS[0], return_tensors="pt")
+    with torch.no_grad():
+        loss = model(**batch).loss.item() * batch["labels"].shape[1]
+    assert score.log_probability == pytest.approx(-loss, rel=1e-5)
+    model.set_attn_implementation("eager")
+    found = attention_of(model, tokenizer, SOURCES[0], TARGETS[0], src_lang=target, tgt_lang=source)
+    code = f"__{target}__" if kind == "m2m100" else target
+    assert code in (found.source_pieces[0], found.source_pieces[-1])
+
+
+def test_a_generation_config_may_name_the_target(opened):
+    tokenizer, model = opened("mbart50")
+    wanted = by_hand(tokenizer, model, "en_XX", "de_DE", SOURCES, **FEW)
+    model.generation_config.forced_bos_token_id = tokenizer.convert_tokens_to_ids("de_DE")
+    translator = Translator(model, tokenizer=tokenizer, src_lang="en_XX")
+    assert [one.strip() for one in translator(SOURCES, **FEW)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "the model has several languages: give tgt_lang, one of ace_Arab, .* and 19. more"),
+        ({"tgt_lang": "deu_Latin"}, "tgt_lang is 'deu_Latin', but the model's languages are .*did you mean 'deu_Latn'"),
+        ({"src_lang": "de", "tgt_lang": "deu_Latn"}, "src_lang is 'de', but"),
+        ({"tgt_lang": "deu_Latn", "source_prefix": "to German: "}, "source_prefix is for other models"),
+    ],
+)
+def test_languages_that_cannot_be(folders, options, message):
+    with pytest.raises(ValueError, match=message):
+        Translator(folders["nllb"])("A man.", **options)
+
+
+def test_languages_that_a_tokenizer_does_not_treat_as_special(opened):
+    tokenizer, model = opened("m2m100")
+    tokenizer._extra_special_tokens = []
+    with pytest.raises(ValueError, match="languages aren't special tokens, so that translations would begin with 'de'"):
+        Translator(model, tokenizer=tokenizer)("A man.", src_lang="en", tgt_lang="de")
+
+
+def test_a_source_language_has_to_be_given(opened):
+    tokenizer, model = opened("nllb")
+    del tokenizer.init_kwargs["src_lang"]  # as in published folders
+    with pytest.raises(ValueError, match="several languages: give src_lang, one of"):
+        Translator(model, tokenizer=tokenizer)("A man.", tgt_lang="deu_Latn")
+
+
+def test_the_prefix_and_settings_of_a_task(folders, opened, caplog):
+    tokenizer, model = opened("t5")
+    prefix = TASKS["translation_en_to_de"]["prefix"]
+    inputs = [tokenizer(prefix + text, return_tensors="pt") for text in SOURCES]
+    rows = [model.generate(**one, num_beams=3, max_length=15)[0] for one in inputs]
+    wanted = tokenizer.batch_decode(rows, skip_special_tokens=True)
+    translator = Translator(folders["t5"])
+    assert translator(SOURCES, src_lang="en", tgt_lang="de") == wanted
+    assert not caplog.records
+    assert translator(SOURCES, source_prefix=prefix, num_beams=3, max_length=15) == wanted
+    longer = translator(SOURCES, src_lang="en", tgt_lang="de", max_new_tokens=20, num_beams=1)
+    assert longer == translator(SOURCES, source_prefix=prefix, max_new_tokens=20, num_beams=1)
+    plain = translator(SOURCES, num_beams=3, max_length=15)
+    assert plain != wanted
+    assert "trained for translation_en_to_de" in caplog.text
+    with pytest.raises(ValueError, match="the model's tasks are translation_en_to_de; give source_prefix for others"):
+        translator("A man.", src_lang="en", tgt_lang="fr")
+
+
+def test_a_model_that_names_no_limit_is_not_cut_at_20_tokens(folders):
+    (row,) = Translator(folders["t5"])(["Two girls."], source_prefix="", num_beams=2, n_best=1, min_new_tokens=30)
+    assert row[0].num_tokens > 30
+
+
+@pytest.mark.parametrize("kind", ["nllb", "m2m100", "mbart50", "t5"])
+def test_ctranslate2_gives_the_same(folders, kind):
+    pytest.importorskip("ctranslate2")
+    pair = dict(zip(("src_lang", "tgt_lang"), LANGUAGES[kind], strict=True))
+    own, other = (Translator(folders[kind], "cpu", backend=name, **pair) for name in ("engine", "ctranslate2"))
+    for options in ({"num_beams": 1}, {"num_beams": 3, "early_stopping": True}):
+        assert other(SOURCES, max_new_tokens=12, **options) == own(SOURCES, max_new_tokens=12, **options)
+
+
+def test_what_ctranslate2_would_make_wrong_is_refused(opened, folders):
+    pytest.importorskip("ctranslate2")
+    with pytest.raises(ValueError, match="its decoder starts with a language, and CTranslate2's with one token"):
+        Translator(folders["mbart"], backend="ctranslate2")
+    tokenizer, model = opened("nllb")
+    model.model.encoder.embed_positions.offset = 3  # CTranslate2 then cuts the table at another row
+    with pytest.raises(ValueError, match="makes another model of this one"):
+        Translator(model, tokenizer=tokenizer, backend="ctranslate2")
+
+
+def test_the_service_tells_each_request_its_languages(folders):
+    translator, pairs = Translator(folders["nllb"]), [("eng_Latn", "deu_Latn"), ("deu_Latn", "eng_Latn")]
+    with ThreadPoolExecutor(1) as thread:
+        batcher = batcher_of(translator, pairs, thread=thread)
+
+        async def answers():
+            some = (batcher.translate(SOURCES[:1], source=source, target=target) for source, target in pairs)
+            return [row[0][0].text for row in await asyncio.gather(*some)]
+
+        wanted = [translator(SOURCES[0], src_lang=source, tgt_lang=target) for source, target in pairs]
+        assert asyncio.run(answers()) == wanted
+        with pytest.raises(LanguagesError, match="eng_Latn-de: tgt_lang is 'de', but the model's languages are"):
+            batcher_of(translator, [("eng_Latn", "de")], thread=thread)
+
+
+def test_the_command(folders, vanilla_transformer, tmp_path):
+    lines = tmp_path / "in.txt"
+    lines.write_text("\n".join(SOURCES) + "\n", encoding="utf-8")
+    command = ("translate", "--model", folders["nllb"], "--input", lines, "--num-beams", 2, "--max-new-tokens", 12)
+    code, output, _ = vanilla_transformer(*command, "--src-lang", "eng_Latn", "--tgt-lang", "deu_Latn")
+    wanted = Translator(folders["nllb"])(SOURCES, src_lang="eng_Latn", tgt_lang="deu_Latn", **FEW)
+    assert (code, output.splitlines()) == (0, wanted)
+    code, _, errors = vanilla_transformer(*command)
+    assert code == 2
+    assert "the model has several languages: give tgt_lang" in errors
+
+
+def test_codes_of_opus_mt_count_in_scores(tmp_path):
+    folder = opus_mt_folder(tmp_path / "opus", multi_target=True)
+    translator = Translator(folder)
+    model = translator.model, translator.tokenizer
+    own = score_pairs(*model, [">>fra<< A man.", "A man."], TARGETS[:2], tgt_lang="deu")
+    assert own == score_pairs(*model, [">>fra<< A man.", ">>deu<< A man."], TARGETS[:2])
+    with pytest.raises(ValueError, match="src_lang is 'eng', but the model isn't told the source language"):
+        translator("A man.", src_lang="eng", tgt_lang="deu")
