@@ -55,30 +55,43 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.source_lengths, self.target_lengths = np.asarray(source_lengths), np.asarray(target_lengths)
         self.max_tokens, self.seed, self.epoch = max_tokens, seed, 0
         self.num_processes, self.process_index = num_processes, process_index
+        self._plan(num_processes * accumulation_steps)
+
+    def _plan(self, multiple: int) -> None:
+        """Divides the pairs into a multiple of `multiple` batches."""
         order = self._by_length()
-        ends = _ends(self.source_lengths[order], self.target_lengths[order], max_tokens)
-        multiple = num_processes * accumulation_steps
-        if -(-len(ends) // multiple) * multiple > len(order):
-            raise BatchingError(
-                f"{len(order)} sentence pairs are too few for {num_processes} processes with {accumulation_steps} "
-                "batches each per update; use fewer processes or batches, more tokens per batch or more data"
-            )
+        ends = _ends(self.source_lengths[order], self.target_lengths[order], self.max_tokens)
+        self._count = self._rounded(len(ends), multiple)
         self._ends = _split_largest(ends, multiple)
         padded = _padded_tokens(self.source_lengths[order], self.target_lengths[order], self._ends)
         self.padding_waste: float = 1 - (self.source_lengths.sum() + self.target_lengths.sum()) / padded
+
+    def _rounded(self, count: int, multiple: int) -> int:
+        """Rounds a number of batches up to a multiple, if there are enough pairs."""
+        rounded = -(-count // multiple) * multiple
+        if rounded > len(self.source_lengths):
+            raise BatchingError(
+                f"{len(self.source_lengths)} sentence pairs are too few for {self.num_processes} processes with "
+                f"{multiple // self.num_processes} batches each per update; use fewer processes or batches, more "
+                "tokens per batch or more data"
+            )
+        return rounded
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch, from 0, whose order the next iteration has."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self._ends) // self.num_processes
+        return self._count // self.num_processes
 
     def __iter__(self) -> Iterator[list[int]]:
         random = np.random.default_rng([self.seed, self.epoch])
-        batches = np.split(self._by_length(random), self._ends[:-1])
+        batches = self._batches(random)
         for batch in random.permutation(len(batches))[self.process_index :: self.num_processes]:
             yield batches[batch].tolist()
+
+    def _batches(self, random: np.random.Generator) -> list[Lengths]:
+        return np.split(self._by_length(random), self._ends[:-1])
 
     def _by_length(self, random: np.random.Generator | None = None) -> Lengths:
         """Indices of the pairs by target length, then by source length; equal ones in random order, (N,).
@@ -102,16 +115,25 @@ class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
 
     Args:
         dataset: Examples with "input_ids" and "labels", in an order that `set_epoch` changes.
-        max_tokens: The most padded tokens per batch, on either side.
+        max_tokens: The most padded tokens per batch, on either side, or what `sampler` takes in its place.
         window: Number of examples in memory at a time.
         seed: Seed of the order.
+        sampler: Makes the batches of a window.
 
     Raises:
         ValueError: While iterating: the stream has no example, or one is longer than the budget.
     """
 
-    def __init__(self, dataset: Any, max_tokens: int, window: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        max_tokens: Any,
+        window: int,
+        seed: int = 0,
+        sampler: type[TokenBudgetBatchSampler] = TokenBudgetBatchSampler,
+    ) -> None:
         self.dataset, self.max_tokens, self.window, self.seed = dataset, max_tokens, window, seed
+        self.sampler = sampler
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
         # A copy, because workers share the epoch's number in memory, but are not in the same epoch.
@@ -132,7 +154,7 @@ class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
     def _batches(self, window: list[dict[str, Any]], number: int) -> Iterator[list[dict[str, Any]]]:
         source = np.array([len(example["input_ids"]) for example in window])
         target = np.array([len(example["labels"]) for example in window])
-        sampler = TokenBudgetBatchSampler(source, target, self.max_tokens, seed=self.seed)
+        sampler = self.sampler(source, target, self.max_tokens, seed=self.seed)
         sampler.set_epoch(number)  # each window of each pass has its own order
         for batch in sampler:
             yield [window[place] for place in batch]
