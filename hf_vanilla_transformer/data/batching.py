@@ -58,22 +58,20 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self._plan(num_processes * accumulation_steps)
 
     def _plan(self, multiple: int) -> None:
-        """Divides the pairs into a multiple of `multiple` batches."""
         order = self._by_length()
         ends = _ends(self.source_lengths[order], self.target_lengths[order], self.max_tokens)
         self._count = self._rounded(len(ends), multiple)
-        self._ends = _split_largest(ends, multiple)
+        self._ends = split_largest(ends, multiple)
         padded = _padded_tokens(self.source_lengths[order], self.target_lengths[order], self._ends)
         self.padding_waste: float = 1 - (self.source_lengths.sum() + self.target_lengths.sum()) / padded
 
     def _rounded(self, count: int, multiple: int) -> int:
         """Rounds a number of batches up to a multiple, if there are enough pairs."""
-        rounded = -(-count // multiple) * multiple
-        if rounded > len(self.source_lengths):
+        rounded, pairs, processes = -(-count // multiple) * multiple, len(self.source_lengths), self.num_processes
+        if rounded > pairs:
             raise BatchingError(
-                f"{len(self.source_lengths)} sentence pairs are too few for {self.num_processes} processes with "
-                f"{multiple // self.num_processes} batches each per update; use fewer processes or batches, more "
-                "tokens per batch or more data"
+                f"{pairs} sentence pairs are too few for {processes} processes with {multiple // processes} batches "
+                "each per update; use fewer processes or batches, more tokens per batch or more data"
             )
         return rounded
 
@@ -115,25 +113,16 @@ class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
 
     Args:
         dataset: Examples with "input_ids" and "labels", in an order that `set_epoch` changes.
-        max_tokens: The most padded tokens per batch, on either side, or what `sampler` takes in its place.
+        max_tokens: The most padded tokens per batch, on either side.
         window: Number of examples in memory at a time.
         seed: Seed of the order.
-        sampler: Makes the batches of a window.
 
     Raises:
         ValueError: While iterating: the stream has no example, or one is longer than the budget.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        max_tokens: Any,
-        window: int,
-        seed: int = 0,
-        sampler: type[TokenBudgetBatchSampler] = TokenBudgetBatchSampler,
-    ) -> None:
+    def __init__(self, dataset: Any, max_tokens: int, window: int, seed: int = 0) -> None:
         self.dataset, self.max_tokens, self.window, self.seed = dataset, max_tokens, window, seed
-        self.sampler = sampler
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
         # A copy, because workers share the epoch's number in memory, but are not in the same epoch.
@@ -154,7 +143,7 @@ class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
     def _batches(self, window: list[dict[str, Any]], number: int) -> Iterator[list[dict[str, Any]]]:
         source = np.array([len(example["input_ids"]) for example in window])
         target = np.array([len(example["labels"]) for example in window])
-        sampler = self.sampler(source, target, self.max_tokens, seed=self.seed)
+        sampler = TokenBudgetBatchSampler(source, target, self.max_tokens, seed=self.seed)
         sampler.set_epoch(number)  # each window of each pass has its own order
         for batch in sampler:
             yield [window[place] for place in batch]
@@ -177,7 +166,7 @@ def _ends(source: Lengths, target: Lengths, max_tokens: int) -> Lengths:
     return np.array([*ends, len(longest)])
 
 
-def _split_largest(ends: Lengths, multiple: int) -> Lengths:
+def split_largest(ends: Lengths, multiple: int) -> Lengths:
     """Splits the batches with the most sentences in two until the number of batches is a multiple of `multiple`."""
     bounds = [0, *ends.tolist()]
     while (len(bounds) - 1) % multiple:

@@ -17,7 +17,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.formats import Corpus, is_table
 from ..errors import did_you_mean
 from ..metrics import MEASURES
-from .options import UNSUPPORTED, check_ranges, check_together
+from .options import UNSUPPORTED, check_packed, check_ranges, check_together
 
 RECIPES = Path(__file__).with_name("recipes")  # the package's; they have names
 NULL = ("null", "~")  # stand for an option's default
@@ -241,10 +241,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         "Most padded tokens per batch, on the source side and on the target side; 0: batches of "
         "per_device_train_batch_size sentences. The paper: about 25,000 per update on all devices together.",
     )
-    packed: bool = _option(
-        False,
-        "Pack sentences into rows of one shape, in place of padding; torch_compile then compiles each layer once.",
-    )
+    packed: bool = _option(False, "Rows full of pairs in place of padding; torch_compile then compiles single layers.")
     shuffle_buffer_size: int = _option(100_000, "Pairs that are shuffled and batched together, with streaming.")
     # lrate = factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5) (5.3)
     learning_rate: float | None = _option(None, "Peak learning rate (default: the paper's times learning_rate_factor).")
@@ -317,29 +314,12 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         if self.task not in (None, *TASKS):
             raise ValueError(f"task is {self.task!r}; give one of {', '.join(TASKS)}")
         if self.packed:
-            self._check_packed()
+            check_packed(self)
         if self.rdrop_alpha and self.simcut_alpha:
             raise ValueError("rdrop_alpha and simcut_alpha are two losses; leave one of the two out")
         if self.ema_decay and (self.average_last or self.load_best_model_at_end):
             other = "average_last" if self.average_last else "load_best_model_at_end"
             raise ValueError(f"ema_decay and {other} choose the final model in two ways; leave one of the two out")
-
-    def _check_packed(self) -> None:
-        """Checks what packed batches can't be combined with."""
-        problems = {
-            "packed batches are batches by tokens; give per_device_train_batch_tokens": (
-                not self.per_device_train_batch_tokens
-            ),
-            "dropout_warmup_steps would compile packed batches in each update; leave it or torch_compile out": (
-                self.torch_compile and self.dropout_warmup_steps
-            ),
-            "packed batches aren't supported with CUDA graphs; leave torch_compile_mode out": (
-                self.torch_compile_mode in ("reduce-overhead", "max-autotune")
-            ),
-        }
-        for problem, is_wrong in problems.items():
-            if is_wrong:
-                raise ValueError(problem)
 
     def __getstate__(self) -> dict[str, object]:
         """The state to pickle, as in training_args.bin: everything but the token."""

@@ -25,7 +25,6 @@ from ..data.bpe_dropout import BPEDropout
 from ..data.corpora import Cleaning, read_corpus, resegment, rows_with, state_of, tokenize
 from ..data.formats import Corpus
 from ..data.hub_names import check_model_on_hub
-from ..data.packing import ROW_TOKENS
 from ..data.symbols import check_kinds, reads_features, shown, train_tokenizer, unknown_ids, unknown_symbols
 from ..data.vectors import read_vectors, use_vectors
 from ..engine.memory import keep_freed_memory
@@ -154,8 +153,6 @@ class Run:
                 f"a sentence of max_length {self.data.max_length} may not fit into per_device_train_batch_tokens "
                 f"{self.args.per_device_train_batch_tokens}; lower the one or raise the other"
             )
-        if self.data.streaming and self.args.packed and self.data.max_length > ROW_TOKENS:
-            raise RecipeError(f"packed rows have {ROW_TOKENS:,} tokens; lower max_length, or leave streaming out")
 
     def _check_metrics(self) -> None:
         try:

@@ -5,9 +5,10 @@ import inspect
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from ..checkpoints.completeness import OPTIMIZER, SCALER, SCHEDULER, WEIGHT_AVER
 from ..checkpoints.loading import not_finite, tokenizer_fingerprint
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
-from ..data.packing import ROW_TOKENS, PackedBatchSampler, PackedShape, PackingCollator
+from ..data.packing import ROW_TOKENS, PackedBatchSampler, PackingCollator
 from ..engine.training import paused_shortcuts, training_shortcuts
 from ..errors import CheckpointError, first_line
 from ..hub.facts import TARGET_TOKENS, said_by_author, with_what_was_said
@@ -74,8 +75,12 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         forward = self.accelerator.unwrap_model(self.model).forward
         self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
         self._check_precision()
-        if self.args.packed:
-            self._check_packed()
+        if self.args.packed and type(self.model) is not VanillaTransformerForConditionalGeneration:
+            raise RecipeError(f"packed is for this package's model, not {type(self.model).__name__}; leave it out")
+        if self.args.packed and isinstance(self.train_dataset, datasets.IterableDataset):
+            raise RecipeError("packed batches need the lengths of all pairs, which a stream doesn't have; leave it out")
+        if self.args.packed and self.args.torch_compile and self.is_fsdp_enabled:
+            raise RecipeError("packed batches can't be compiled with FSDP; leave torch_compile out")
         self._evaluated = torch.zeros(2, dtype=torch.float64)  # of an evaluation: loss times tokens, and tokens
         given = self.optimizer, self.lr_scheduler, self.optimizer_cls_and_kwargs
         self.has_own_optimizer = given != (None, None, None)  # in place of the one that the arguments describe
@@ -93,16 +98,9 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         if torch.bfloat16 in types:
             logger.warning(f"the model's weights are bfloat16, whose rounding loses small updates; {fix}")
 
-    def _check_packed(self) -> None:
-        """Refuses packed batches where they can't be trained on."""
-        if type(self.model) is not VanillaTransformerForConditionalGeneration:
-            raise RecipeError(f"packed is for this package's model, not {type(self.model).__name__}; leave it out")
-        if self.args.torch_compile and self.is_fsdp_enabled:
-            raise RecipeError("packed batches are compiled without FSDP only; leave torch_compile out")
-
     def _build_accelerator_args(self, **kwargs: object) -> dict[str, Any]:
         built: dict[str, Any] = super()._build_accelerator_args(**kwargs)
-        # Layers of packed batches are compiled instead of the complete model, which evaluations need for all shapes.
+        # For packed batches, the shortcuts compile each layer; evaluations have batches of all shapes.
         return built | ({"dynamo_plugin": TorchDynamoPlugin(backend="no")} if self.args.packed else {})
 
     def _note_tokenizer(self) -> None:
@@ -163,11 +161,10 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self._begin()
         self._note_tokenizer()  # `model_init` has made another model
         self.check_beginning()
-        packed, is_compiled = self.args.packed, self.args.torch_compile
-        compiled = {"backend": self.args.torch_compile_backend, "mode": self.args.torch_compile_mode}
-        uses_shortcuts = packed or (self.args.training_shortcuts and not is_compiled and not self.is_fsdp_enabled)
-        shortcuts = training_shortcuts(self.model, compiled if packed and is_compiled else None)
-        with shortcuts if uses_shortcuts else nullcontext():
+        uses_shortcuts = self.args.training_shortcuts and not self.args.torch_compile and not self.is_fsdp_enabled
+        options = {"backend": self.args.torch_compile_backend, "mode": self.args.torch_compile_mode}
+        compiled = options if self.args.packed and self.args.torch_compile else None
+        with training_shortcuts(self.model, compiled) if uses_shortcuts or self.args.packed else nullcontext():
             return super()._inner_training_loop(*args, **kwargs)
 
     @staticmethod
@@ -231,15 +228,15 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             )
         names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
         options: dict[str, Any] = {name: getattr(self.args, f"dataloader_{name}") for name in names}
+        options["collate_fn"] = self._get_collator_with_removed_columns(self.data_collator, "training")
         loader: DataLoader[object]
         if isinstance(self.train_dataset, datasets.IterableDataset):
-            stream = self._stream(self.train_dataset)
-            options["collate_fn"] = self._collator(stream.max_tokens)
-            loader = DataLoader(stream, batch_size=None, **options)
+            loader = DataLoader(self._stream(self.train_dataset), batch_size=None, **options)
         else:
             dataset = self._remove_unused_columns(self.train_dataset, description="training")
             sampler = self._sampler(dataset)
-            options["collate_fn"] = self._collator(getattr(sampler, "shape", None))
+            if isinstance(sampler, PackedBatchSampler):
+                options["collate_fn"] = PackingCollator(self.model.config, sampler.shape)
             loader = DataLoader(dataset, batch_sampler=sampler, **options)
         # The batches are this process's own already; Accelerate only has to bring them to the device.
         return prepare_data_loader(
@@ -253,11 +250,14 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         )
 
     def _sampler(self, dataset: datasets.Dataset) -> TokenBudgetBatchSampler:
-        source, target = (lengths_of(dataset, name) for name in ("input_ids", "labels"))
-        return self._sampler_class(
-            source,
-            target,
-            self._budget(source.sum() / max(target.sum(), 1)),
+        kind: Callable[..., TokenBudgetBatchSampler] = TokenBudgetBatchSampler
+        if self.args.packed:  # no pair is longer than a row, and so than the model's positions
+            row_tokens = min(ROW_TOKENS, self.model.config.max_position_embeddings)
+            kind = partial(PackedBatchSampler, row_tokens=row_tokens)
+        return kind(
+            lengths_of(dataset, "input_ids"),
+            lengths_of(dataset, "labels"),
+            self.args.per_device_train_batch_tokens,
             num_processes=self.args.world_size,
             process_index=self.args.process_index,
             accumulation_steps=self.args.gradient_accumulation_steps,
@@ -265,25 +265,10 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         )
 
     def _stream(self, dataset: datasets.IterableDataset) -> TokenBudgetStream:
-        window, seed = self.args.shuffle_buffer_size, self.args.seed_of_data
+        window = self.args.shuffle_buffer_size
         own = split_dataset_by_node(dataset, self.args.process_index, self.args.world_size)
-        shuffled = own.shuffle(seed=seed, buffer_size=window)
-        return TokenBudgetStream(shuffled, self._budget(), window, seed, self._sampler_class)
-
-    @property
-    def _sampler_class(self) -> type[TokenBudgetBatchSampler]:
-        return PackedBatchSampler if self.args.packed else TokenBudgetBatchSampler
-
-    def _budget(self, ratio: float = 1.0) -> Any:
-        """What bounds a batch: its tokens on either side, or a packed one's shape; `ratio`: source to target tokens."""
-        if not self.args.packed:
-            return self.args.per_device_train_batch_tokens
-        longest = min(ROW_TOKENS, self.model.config.max_position_embeddings)
-        return PackedShape.within(self.args.per_device_train_batch_tokens, longest, ratio)
-
-    def _collator(self, shape: Any) -> Any:
-        collator = PackingCollator.of(self.model.config, shape) if self.args.packed else self.data_collator
-        return self._get_collator_with_removed_columns(collator, "training")
+        shuffled = own.shuffle(seed=self.args.seed_of_data, buffer_size=window)
+        return TokenBudgetStream(shuffled, self.args.per_device_train_batch_tokens, window, seed=self.args.seed_of_data)
 
     def _run_epoch(self, **kwargs: object) -> None:
         # The Trainer would train one more update when it resumes at the end, and three epochs if max_steps is 0.

@@ -1,6 +1,5 @@
 """The label-smoothed loss of the projection to the vocabulary, without ever holding all logits."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,12 +18,12 @@ def projected_cross_entropy(
     labels: Tensor,
     num_items_in_batch: Tensor | int | None = None,
     label_smoothing: float = 0.0,
-    chunk: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    chunk: Any = None,
 ) -> Tensor:
     """Computes the model's `label_smoothed_cross_entropy(projection(hidden), labels, ...)`, some targets at a time.
 
-    Only real targets are projected (with `chunk`, all positions), and each chunk's gradients are computed with its
-    loss: nothing of size (B T, V) is kept. Under autocast, products are in its type, everything else is in float32.
+    Only real targets are projected, and each chunk's gradients are computed with its loss: nothing of size (B T, V) is
+    kept. Under autocast, products are in its type, everything else is in float32.
 
     Args:
         hidden: The decoder's output, (B, T, d_model).
@@ -33,7 +32,7 @@ def projected_cross_entropy(
         num_items_in_batch: Targets of the complete batch, of which this may be a part (gradient accumulation, several
             processes); None: those of `labels`.
         label_smoothing: eps_ls.
-        chunk: `loss_of_chunk`, compiled or not, for batches of one shape, whose positions are all projected.
+        chunk: `loss_of_chunk`, compiled or not, for batches of one shape, all positions of which are projected.
 
     Returns:
         The loss in float32 (float64 for such weights); 0 where there is no target. It can be differentiated once, by
@@ -45,10 +44,10 @@ def projected_cross_entropy(
     real = labels != -100
     items = real.sum() if num_items_in_batch is None else num_items_in_batch
     weight, bias = projection.weight, projection.bias
-    if chunk is not None:
-        hidden, labels = hidden.flatten(0, -2), labels.flatten()
-    else:
+    if chunk is None:
         hidden, labels = hidden[real], labels[real]  # (N, d_model), (N)
+    else:  # without what isn't real in any product
+        hidden, labels = (hidden * real[..., None]).flatten(0, -2), labels.flatten()
     if chunk is None and len(labels) and not 0 <= labels.min() <= labels.max() < len(weight):
         raise outside_vocabulary(labels, len(weight))
     loss: Tensor = _ProjectedCrossEntropy.apply(hidden, weight, bias, labels, label_smoothing, chunk)  # type: ignore[no-untyped-call]
@@ -59,9 +58,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     """The summed loss of N targets: lse(z) - (1 - eps) z_y - eps mean(z). Its gradient is softmax - (smoothed y)."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, eps: float, chunk: Any
-    ) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Any, labels: Tensor, eps: float, chunk: Any) -> Tensor:
         device, rows = hidden.device.type, ROWS_ON_CUDA if hidden.is_cuda else ROWS_PER_CHUNK
         is_cast = hidden.dtype == torch.float32 and torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if is_cast else hidden.dtype
@@ -70,14 +67,13 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), dtype=exact, device=device)
         needed = zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
         ctx.grads = [torch.zeros_like(x, dtype=exact) if x is not None and on else None for x, on in needed]
-        compute, has_filler = chunk or loss_of_chunk, chunk is not None
         with torch.autocast(device, enabled=False):
             for start in range(0, len(labels), rows):
                 own = slice(start, start + rows)
-                x = hidden[own].to(dtype)
-                part, gradient = compute(F.linear(x, table, offset), labels[own, None], eps, has_filler)
+                x, targets = hidden[own].to(dtype), labels[own, None]
+                part, gradient = (chunk or loss_of_chunk)(F.linear(x, table, offset), targets, eps)
                 loss += part
-                _add_gradients(ctx.grads, own, gradient, x, table)
+                _add_gradients(ctx.grads, own, gradient, x, table, targets)
                 del gradient  # before there is the next one
         return loss
 
@@ -92,27 +88,23 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         return *(None if grad is None else grad.mul_(grad_output) for grad in grads), None, None, None
 
 
-def loss_of_chunk(logits: Tensor, targets: Tensor, eps: float, has_filler: bool) -> tuple[Tensor, Tensor]:
+def loss_of_chunk(logits: Tensor, targets: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Returns the summed loss of logits, (n, V), and targets, (n, 1), and its gradient, in float32 in their memory.
 
-    With `has_filler`, targets may be -100, which have no loss.
+    Where a target is -100, the gradient is as if it were 0.
     """
-    dtype, vocab_size, is_filler = logits.dtype, logits.shape[1], targets == -100
-    logits = logits.to(torch.promote_types(dtype, torch.float32))
-    targets = targets.clamp(min=0) if has_filler else targets
+    dtype, vocab_size, real = logits.dtype, logits.shape[1], targets >= 0
+    logits, targets = logits.to(torch.promote_types(dtype, torch.float32)), targets.clamp(min=0)
     smoothed = (1 - eps) * logits.gather(1, targets) + eps / vocab_size * logits.sum(dim=1, keepdim=True)
     highest = logits.amax(dim=1, keepdim=True)
     probabilities = torch.softmax(logits, dim=1, out=logits)
     # lse(z) is max z - log max p, and the highest of V numbers with sum 1 is never lost to rounding.
-    loss = highest - probabilities.amax(dim=1, keepdim=True).log() - smoothed
+    loss = (real * (highest - probabilities.amax(dim=1, keepdim=True).log() - smoothed)).sum()
     gradient = probabilities.sub_(eps / vocab_size)
-    gradient.scatter_add_(1, targets, gradient.new_full(targets.shape, eps - 1))
-    if has_filler:
-        loss, gradient = loss.masked_fill(is_filler, 0.0), gradient.masked_fill_(is_filler, 0.0)
-    return loss.sum(), gradient.to(dtype)
+    return loss, gradient.scatter_add_(1, targets, gradient.new_full(targets.shape, eps - 1)).to(dtype)
 
 
-def _add_gradients(grads: list[Any], own: slice, gradient: Tensor, x: Tensor, table: Tensor) -> None:
+def _add_gradients(grads: list[Any], own: slice, gradient: Tensor, x: Tensor, table: Tensor, targets: Tensor) -> None:
     """Adds the gradients of hidden states, weight and bias that follow from that of a chunk's logits, (n, V)."""
     of_hidden, of_weight, of_bias = grads
     if of_hidden is not None:
@@ -123,4 +115,4 @@ def _add_gradients(grads: list[Any], own: slice, gradient: Tensor, x: Tensor, ta
         else:
             of_weight += gradient.t() @ x
     if of_bias is not None:
-        of_bias += gradient.sum(dim=0)
+        of_bias += ((targets >= 0).to(gradient).t() @ gradient)[0]

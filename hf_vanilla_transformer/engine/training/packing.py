@@ -1,6 +1,6 @@
 """The forward pass of packed batches: rows of one shape with many sentences, each of which sees itself alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,15 +11,13 @@ from transformers.modeling_outputs import Seq2SeqModelOutput
 from transformers.utils import logging
 
 from ...errors import first_line
-from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration as Model
 from .loss import loss_of_chunk
 
 logger = logging.get_logger(__name__)
 SDPA_IN_FLOAT32 = "sdpa_in_float32"  # the shortcuts' attention; it takes block masks too
 KERNELS = ("sdpa", SDPA_IN_FLOAT32, "eager", "flex_attention")
-BLOCKS_ON = (
-    "cuda",
-)  # devices on which FlexAttention, which leaves out blocks without a common pair, takes sdpa's place
+BLOCKS_ON = ("cuda",)  # FlexAttention takes sdpa's place there, and leaves out blocks without a common pair
 
 
 class PackedForward:
@@ -33,16 +31,13 @@ class PackedForward:
         compiled: Options of torch.compile, for the layers and the loss; None: they aren't compiled.
     """
 
-    def __init__(
-        self, model: VanillaTransformerForConditionalGeneration, compiled: Mapping[str, Any] | None = None
-    ) -> None:
-        self.model, self.compiled, self.is_rehearsed = model, compiled, False
+    def __init__(self, model: Model, compiled: Mapping[str, Any] | None = None) -> None:
+        self.model, self.compiled, self.is_new = model, compiled, True
         self.uses_blocks = not model.config.attention_dropout  # which FlexAttention doesn't have
         self.call, self.loss_of_chunk = _call, loss_of_chunk
         if compiled is not None:
-            self.call, self.loss_of_chunk = (
-                torch.compile(one, dynamic=False, **compiled) for one in (_call, loss_of_chunk)
-            )
+            self.call = torch.compile(_call, dynamic=False, **compiled)
+            self.loss_of_chunk = torch.compile(loss_of_chunk, dynamic=False, **compiled)
 
     def __call__(self, encoder_attention_mask: Tensor | None = None, **batch: Any) -> Any:
         """Runs a batch with the arguments of the class's `forward`, or a packed one."""
@@ -50,14 +45,10 @@ class PackedForward:
             return type(self.model.model).forward(self.model.model, **batch)
         targets = batch["decoder_input_ids"], batch["decoder_attention_mask"]
         packed = batch["input_ids"], encoder_attention_mask, *targets
-        if not self.is_rehearsed and self.model.training and torch.is_grad_enabled():
-            self.is_rehearsed = True
-            self._rehearse(packed)
+        if self.is_new and self.model.training and torch.is_grad_enabled():
+            self.is_new = False
+            self._rehearse(*packed)
         return Seq2SeqModelOutput(last_hidden_state=self._run(*packed))
-
-    def chunk_of(self, hidden: Tensor) -> Callable[..., tuple[Tensor, Tensor]] | None:
-        """Returns what computes the loss of all positions in chunks, or None where it's that of real targets alone."""
-        return None if hidden.is_cpu and self.compiled is None else self.loss_of_chunk
 
     def _run(self, source_ids: Tensor, source: Tensor, target_ids: Tensor, target: Tensor) -> Tensor:
         encoder, decoder = self.model.model.encoder, self.model.model.decoder
@@ -95,22 +86,21 @@ class PackedForward:
             device=x.device,
         )
 
-    def _rehearse(self, packed: tuple[Tensor, ...]) -> None:
+    def _rehearse(self, source_ids: Tensor, source: Tensor, target_ids: Tensor, target: Tensor) -> None:
         """Compiles forward and backward pass, without an effect on gradients and random numbers, or gives it up."""
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        is_sharded = any(type(weight) is not nn.Parameter for weight in weights)  # by FSDP, which follows each pass
-        if is_sharded or (self.compiled is None and packed[0].is_cpu):
-            return
-        numbers = {"encoder_attention_mask": packed[1], "label_smoothing": self.model.config.label_smoothing}
+        if (target.is_cpu and self.compiled is None) or any(type(one) is not nn.Parameter for one in weights):
+            return  # there is nothing to compile, or FSDP, which follows every pass, has sharded the weights
+        kwargs = {"encoder_attention_mask": source, "label_smoothing": self.model.config.label_smoothing}
         try:
-            with torch.random.fork_rng([packed[0].device] if packed[0].is_cuda else []):
-                loss = self.model.loss_of_targets(self._run(*packed), torch.where(packed[3] > 0, 0, -100), **numbers)
+            with torch.random.fork_rng([target.device] if target.is_cuda else []):
+                hidden = self._run(source_ids, source, target_ids, target)
+                loss = self.model.loss_of_targets(hidden, torch.where(target > 0, 0, -100), **kwargs)
                 torch.autograd.grad(loss, weights, allow_unused=True)
         except Exception as error:  # of dynamo, of a compiler, of a kernel
             reason = first_line(getattr(error, "inner_exception", error))
             logger.warning(f"packed batches train uncompiled, as compiling them failed: {reason}")
-            self.compiled, self.uses_blocks = None, False
-            self.call, self.loss_of_chunk = _call, loss_of_chunk
+            self.compiled, self.uses_blocks, self.call, self.loss_of_chunk = None, False, _call, loss_of_chunk
 
 
 def _call(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -35,8 +35,8 @@ def training_shortcuts(model: nn.Module, compiled: Mapping[str, Any] | None = No
       and `lm_head` a plain `nn.Linear`: no adapter, parametrization, hook or `forward` of its own;
     - attention by "sdpa" is computed in float32 where it would be in bfloat16.
 
-    On every device, the model also runs packed batches (`data.packing`); on CUDA with the loss in chunks, and with
-    FlexAttention in place of "sdpa".
+    On every device, the model takes packed batches (`data.packing`); on CUDA their loss is computed in chunks too, and
+    their attention by FlexAttention in place of "sdpa".
 
     Everything else is the model's own code. Hooks on all modules and replaced functions or classes of torch and
     transformers aren't noticed. Copies that are made inside keep the shortcuts. May be nested.
@@ -63,14 +63,14 @@ def paused_shortcuts(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _switched(model: nn.Module, on: bool, compiled: Mapping[str, Any] | None = None) -> Iterator[None]:
     before = None if on else loss_of_targets
-    changed = [one for one in model.modules() if type(one) is _Model and _own_loss(one) is before]
-    forwards = [vars(one.model).get("forward", PackedForward(one, compiled)) for one in changed]
-    for one, forward in zip(changed, forwards, strict=True):
+    models = [one for one in model.modules() if type(one) is _Model and _own_loss(one) is before]
+    changed = {one: vars(one.model).get("forward", PackedForward(one, compiled)) for one in models}
+    for one, forward in changed.items():
         _switch(one, on, forward)
     try:
         yield
     finally:
-        for one, forward in zip(changed, forwards, strict=True):
+        for one, forward in changed.items():
             _switch(one, not on, forward)
 
 
@@ -87,22 +87,21 @@ def _switch(model: _Model, on: bool, forward: Any) -> None:
         model.loss_of_targets = MethodType(loss_of_targets, model)  # type: ignore[method-assign]
     elif "loss_of_targets" in vars(model):
         del model.loss_of_targets
-    if not isinstance(forward, PackedForward):  # somebody's own
-        return
-    if on:
+    if isinstance(forward, PackedForward) and on:  # and not somebody's own
         model.model.forward = forward
-    elif "forward" in vars(model.model):
+    elif isinstance(vars(model.model).get("forward"), PackedForward):
         del model.model.forward
 
 
 def loss_of_targets(self: _Model, hidden: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
     """Computes the loss of labelled positions, of (B, T, d_model) and (B, T), in chunks if that is possible."""
-    is_packed, forward = "encoder_attention_mask" in kwargs, vars(self.model).get("forward")
-    is_parted = (hidden.is_cpu or is_packed) and _can_be_parted(self, hidden)
+    forward = vars(self.model).get("forward")
+    packed = forward if isinstance(forward, PackedForward) and "encoder_attention_mask" in kwargs else None
+    is_parted = (hidden.is_cpu or packed) and _can_be_parted(self, hidden)
     if not (self.training and torch.is_grad_enabled() and is_parted):
         return _Model.loss_of_targets(self, hidden, labels, **kwargs)
     items, eps = kwargs.get("num_items_in_batch"), kwargs.get("label_smoothing", 0.0)
-    chunk = forward.chunk_of(hidden) if is_packed and isinstance(forward, PackedForward) else None
+    chunk = packed.loss_of_chunk if packed and not (hidden.is_cpu and packed.compiled is None) else None
     return projected_cross_entropy(hidden, self.lm_head, labels, items, eps, chunk)
 
 

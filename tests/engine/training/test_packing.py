@@ -10,11 +10,11 @@ from test_shortcuts import gradients_of, model_of
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from hf_vanilla_transformer.data.packing import PackedShape, PackingCollator
+from hf_vanilla_transformer.data.packing import PackingCollator
 from hf_vanilla_transformer.engine.training import loss as loss_module
 from hf_vanilla_transformer.engine.training import packing, training_shortcuts
 
-SHAPE = PackedShape(6, 12, 10)
+SHAPE = (6, 12, 10)
 LENGTHS = [(5, 3), (1, 1), (12, 2), (3, 9), (2, 2), (7, 1), (1, 6), (4, 10)]  # the third and the last fill rows
 VARIANTS = {
     "post-norm": {},
@@ -47,7 +47,7 @@ def padded(pairs):
 
 
 def packed(model, pairs, shape=SHAPE):
-    return {**PackingCollator.of(model.config, shape)(pairs), "skip_logits": True}
+    return {**PackingCollator(model.config, shape)(pairs), "skip_logits": True}
 
 
 def relative_error(found, expected):
