@@ -23,7 +23,7 @@ class PackedBatchSampler(TokenBudgetBatchSampler):
     """Batches of pairs that fit into rows of one shape, reshuffled in each epoch.
 
     Each epoch puts the same lengths together in a row, so that it has the same number of batches. Which of the pairs of
-    these lengths they are, and which rows make up a batch, is drawn anew. Arguments are those of
+    these lengths they are, and which rows make up a batch, is drawn again. Arguments are those of
     TokenBudgetBatchSampler, and the most tokens of a row; `shape` is that of all batches.
     """
 

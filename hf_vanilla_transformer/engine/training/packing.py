@@ -109,7 +109,7 @@ def _call(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _steps(numbers: Tensor) -> Tensor:
-    """Returns what the paper's `positions_of` adds up to count positions anew from 0 in each sentence, (R, T)."""
+    """Returns what the paper's `positions_of` adds up to count positions from 0 in each sentence, (R, T)."""
     places = torch.arange(numbers.shape[1], device=numbers.device)
     begins = numbers.diff(dim=-1, prepend=torch.full_like(numbers[:, :1], -1)) != 0
     positions = (places - (places * begins).cummax(dim=-1).values) * (numbers > 0)
