@@ -67,7 +67,7 @@ def check_ranges(arguments: object) -> None:
 
 def check_packed(args: Seq2SeqTrainingArguments) -> None:
     """Raises a ValueError for arguments that packed batches can't be combined with."""
-    if not args.per_device_train_batch_tokens:
+    if args.per_device_train_batch_tokens == 0:
         raise ValueError("packed batches are bounded by tokens; give per_device_train_batch_tokens")
     if args.torch_compile and args.dropout_warmup_steps:
         raise ValueError("dropout_warmup_steps would compile packed batches at each update; leave torch_compile out")

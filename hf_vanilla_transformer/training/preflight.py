@@ -124,13 +124,13 @@ def measured(trainer: VanillaTransformerTrainer) -> Iterator[str]:
 def update_flops(trainer: VanillaTransformerTrainer) -> float:
     """Returns a mean update's operations in this process; attention's products, a few per cent, are left out."""
     source, target = (lengths_of(trainer.train_dataset, name).sum() for name in ("input_ids", "labels"))
-    in_all = 0.0
+    per_token = 0.0  # of the target
     for name, module in trainer.model.named_modules():
         if isinstance(module, nn.Linear):
             reads_source = ".encoder." in name or name.endswith(("encoder_attn.k_proj", "encoder_attn.v_proj"))
-            in_all += 6 * module.weight.numel() * (source / target if reads_source else 1)
-    tokens = trainer.target_tokens / trainer.state.global_step / trainer.args.world_size
-    return in_all * tokens * (2 if trainer.args.consistency else 1)
+            per_token += 6 * module.weight.numel() * (source / target if reads_source else 1)
+    passes = 2 if trainer.args.consistency else 1
+    return passes * per_token * trainer.target_tokens / trainer.state.global_step / trainer.args.world_size
 
 
 def peak_flops(device: torch.device, in_bfloat16: bool, side: int = 8192) -> float:

@@ -55,6 +55,7 @@ def test_updates_are_those_of_padded_batches(tiny_checkpoint, tmp_path, options,
 
 @pytest.mark.parametrize("options", [{}, RDROP, {"bf16": True}], ids=str)
 def test_compiled_updates_are_the_same(tiny_checkpoint, tmp_path, options, monkeypatch):
+    torch.compiler.reset()  # it compiles a function for eight models in a process at most
     warned = []
     monkeypatch.setattr("hf_vanilla_transformer.engine.training.packing.logger.warning", warned.append)
     plain, compiled = (run_of(tiny_checkpoint, tmp_path, **one, **options) for one in ({"packed": True}, COMPILED))

@@ -44,11 +44,10 @@ class PackedForward:
         if encoder_attention_mask is None:
             return type(self.model.model).forward(self.model.model, **batch)
         targets = batch["decoder_input_ids"], batch["decoder_attention_mask"]
-        packed = batch["input_ids"], encoder_attention_mask, *targets
         if self.is_new and self.model.training and torch.is_grad_enabled():
             self.is_new = False
-            self._rehearse(*packed)
-        return Seq2SeqModelOutput(last_hidden_state=self._run(*packed))
+            self._rehearse(batch["input_ids"], encoder_attention_mask, *targets)
+        return Seq2SeqModelOutput(last_hidden_state=self._run(batch["input_ids"], encoder_attention_mask, *targets))
 
     def _run(self, source_ids: Tensor, source: Tensor, target_ids: Tensor, target: Tensor) -> Tensor:
         encoder, decoder = self.model.model.encoder, self.model.model.decoder
@@ -98,8 +97,8 @@ class PackedForward:
                 loss = self.model.loss_of_targets(hidden, torch.where(target > 0, 0, -100), **kwargs)
                 torch.autograd.grad(loss, weights, allow_unused=True)
         except Exception as error:  # of dynamo, of a compiler, of a kernel
-            reason = first_line(getattr(error, "inner_exception", error))
-            logger.warning(f"packed batches train uncompiled, as compiling them failed: {reason}")
+            reason = getattr(error, "inner_exception", error)
+            logger.warning(f"packed batches train uncompiled, as compiling them failed: {first_line(reason)}")
             self.compiled, self.uses_blocks, self.call, self.loss_of_chunk = None, False, _call, loss_of_chunk
 
 

@@ -112,6 +112,7 @@ def test_models_take_packed_batches_with_shortcuts_alone():
 # ---- Compiled ----
 @pytest.fixture
 def warnings(monkeypatch):
+    torch.compiler.reset()  # it compiles a function for eight models in a process at most
     found = []
     monkeypatch.setattr(packing.logger, "warning", found.append)
     return found
