@@ -16,7 +16,6 @@ from .loss import loss_of_chunk
 
 logger = logging.get_logger(__name__)
 SDPA_IN_FLOAT32 = "sdpa_in_float32"  # the shortcuts' attention; it takes block masks too
-KERNELS = ("sdpa", SDPA_IN_FLOAT32, "eager", "flex_attention")
 BLOCKS_ON = ("cuda",)  # FlexAttention takes sdpa's place there, and leaves out blocks without a common pair
 
 
@@ -67,7 +66,7 @@ class PackedForward:
     def _mask(self, x: Tensor, queries: Tensor, keys: Tensor, *others: Any) -> Tensor | BlockMask:
         """Makes the mask by which queries, (R, T), see keys, (R, S), of their own pair, as the kernel takes it."""
         name = self.model.config._attn_implementation
-        if name not in KERNELS:
+        if name not in ("sdpa", SDPA_IN_FLOAT32, "eager", "flex_attention"):
             raise ValueError(f'{name} has no masks for packed batches; use attn_implementation="sdpa"')
         if name == SDPA_IN_FLOAT32 and x.device.type in BLOCKS_ON and self.uses_blocks:
             name = "flex_attention"
