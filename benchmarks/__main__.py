@@ -1,6 +1,7 @@
 """Compares training and decoding with other implementations of the same model, in one run on this machine.
 
     python -m benchmarks train --config base --peers marian torch --json train.json
+    python -m benchmarks train --config base --packed --budget 120
     python -m benchmarks generate --config base --json generate.json
     python -m benchmarks real --model opus-mt-en-de --input test_2016_flickr.en --reference test_2016_flickr.de
     python -m benchmarks text --model outputs/model --input test.en --device cuda
@@ -15,7 +16,7 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
@@ -34,7 +35,7 @@ from .report import Report, compare
 from .text import measure_text
 from .training import training_entrants
 from .work import SIZES, TRAINING_FORMULA, Case, decoding_batches, measure_peak, training_batches
-from .workers import BenchmarkError, Entrant, start, take_turns
+from .workers import BenchmarkError, Entrant, Worker, start, take_turns
 
 DTYPES = ("float32", "bfloat16")
 BATCHES_OF_ONE = 8  # one would mainly measure refilling the caches after another contender's turn
@@ -114,6 +115,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     updating = add("train", common, updates, timed, help="updates: target tokens per second")
     compiled = "also this package's model by torch.compile (up to two minutes more)"
     updating.add_argument("--compiled", action="store_true", help=compiled)
+    packed = "also this package's model on packed batches, as it is and by torch.compile (up to two minutes more)"
+    updating.add_argument("--packed", action="store_true", help=packed)
+    budget = "seconds for the start and first turn of each contender, which is left out if it takes more"
+    updating.add_argument("--budget", type=positive, help=budget)
     add("generate", common, searches, timed, help="translations: output tokens per second")
     leave_out = add("ablate", common, updates, searches, help="each shortcut left out alone: time, memory")
     names = [*TRAINING, *DECODING]
@@ -202,6 +207,7 @@ def train(options: argparse.Namespace, report: Report) -> None:
     peak, peak_at = measure_peak(options.device, dtype)
     report.notes += [f"peak: {peak / 1e9:,.1f} GFLOP/s, {peak_at}", TRAINING_FORMULA]
     names = ["ours, plain call", *(["ours, torch.compile"] if options.compiled else [])]
+    names += ["ours, packed", "ours, packed, torch.compile"] if options.packed else []
     names += ["ours, flash attention"] if options.has_flash else []
     compete(report, training_entrants([*names, *options.peers], size, options.device, dtype), cases, options)
     for case, table in zip(cases, report.tables.values(), strict=True):
@@ -226,6 +232,10 @@ def compete(report: Report, entrants: list[Entrant], cases: tuple[Case, ...], op
             if options.seconds is not None and time.monotonic() - began > options.seconds:
                 report.notes.append(f"left out: {case.name}, as {options.seconds} seconds were over")
                 continue
+            if getattr(options, "budget", None) is not None:
+                workers = list(in_time(workers, case, options.budget, report))
+                if not workers:
+                    raise BenchmarkError("; ".join(note for note in report.notes if note.startswith("left out")))
             players = {one.name: partial(one.ask, "run", job_of(case) if case.beams else case) for one in workers}
 
             def note(what: str, to: str = case.name) -> None:
@@ -238,6 +248,17 @@ def compete(report: Report, entrants: list[Entrant], cases: tuple[Case, ...], op
             peak = round(worker.ask("peak") / 1e6)
             for table in report.tables.values():
                 table[worker.name]["peak MB"] = peak
+
+
+def in_time(workers: list[Worker], case: Case, seconds: float, report: Report) -> Iterator[Worker]:
+    """Gives each contender a turn, which may compile, and yields those that manage it; the report says why not."""
+    for worker in workers:
+        say(f"{case.name}: first turn of {worker.name}")
+        try:
+            worker.ask("run", case, seconds=seconds)
+            yield worker
+        except BenchmarkError as error:
+            report.notes.append(f"left out: {error}")
 
 
 def training_cases(options: argparse.Namespace) -> tuple[Case, ...]:

@@ -1,16 +1,20 @@
 """Contenders in training: forward, loss, backward and a step of Adam, called as users call them."""
 
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.trainer_pt_utils import LabelSmoother
 
+from hf_vanilla_transformer.data.packing import PackedBatchSampler, PackingCollator
 from hf_vanilla_transformer.engine import training_shortcuts
 
 from . import models
@@ -27,17 +31,39 @@ class Trainee:
     model: nn.Module
     prepare: Callable[[Inputs], Inputs]  # adds to a batch what a collator would; not timed
     loss: Callable[[Inputs], Tensor]  # the mean smoothed cross-entropy of a batch
+    pack: Callable[[Case], list[Inputs]] | None = None  # makes the batches, in place of `prepare`; not timed
+    opened: ExitStack = field(default_factory=ExitStack)  # contexts, which end with the trainee
 
 
 def _ours(size: Size, as_trainer: bool = False, attention: str = "sdpa", is_compiled: bool = False) -> Trainee:
     """Ours as our trainer calls it, or by a plain `model(**batch).loss`, by another attention or by torch.compile."""
     model, options = models.vanilla(size), {"skip_logits": True} if as_trainer else {}
     model.set_attn_implementation(attention)
+    trainee = Trainee(model, lambda batch: batch, lambda batch: model(**batch, **options).loss)
     if as_trainer:
-        training_shortcuts(model).__enter__()  # until the process ends
+        trainee.opened.enter_context(training_shortcuts(model))
     elif is_compiled:
         model.compile(dynamic=True)
-    return Trainee(model, lambda batch: batch, lambda batch: model(**batch, **options).loss)
+    return trainee
+
+
+def _packed(size: Size, is_compiled: bool = False) -> Trainee:
+    """Ours as our trainer calls it with `packed`, and with `torch_compile`."""
+    model = models.vanilla(size)
+
+    def pack(case: Case) -> list[Inputs]:
+        lengths = [[np.array(list(map(len, side))) for side in (one.sources, one.targets)] for one in case.batches]
+        samplers = [PackedBatchSampler(*own, sys.maxsize) for own in lengths]  # one batch each, as the others have
+        rows, source, target = (max(sizes) for sizes in zip(*(one.shape for one in samplers), strict=True))
+        collator = PackingCollator(model.config, (rows, source, target))
+        return [
+            collator([{"input_ids": one.sources[n], "labels": one.targets[n]} for n in next(iter(sampler))])
+            for one, sampler in zip(case.batches, samplers, strict=True)
+        ]
+
+    trainee = Trainee(model, lambda batch: batch, lambda batch: model(**batch, skip_logits=True).loss, pack)
+    trainee.opened.enter_context(training_shortcuts(model, {} if is_compiled else None))
+    return trainee
 
 
 def _marian(size: Size) -> Trainee:
@@ -77,6 +103,8 @@ MAKERS: dict[str, Callable[[Size], Trainee]] = {
     "ours": partial(_ours, as_trainer=True),
     "ours, plain call": _ours,
     "ours, torch.compile": partial(_ours, is_compiled=True),
+    "ours, packed": _packed,
+    "ours, packed, torch.compile": partial(_packed, is_compiled=True),
     "ours, flash attention": partial(_ours, attention="flash_attention_2"),
     "marian": _marian,
     "torch": _torch,
@@ -103,7 +131,10 @@ class TrainingContender:
         Raises:
             BenchmarkError: The loss isn't finite.
         """
-        batches = [self.trainee.prepare(batch.tensors(self.size, self.device)) for batch in case.batches]
+        if self.trainee.pack is not None:
+            batches = [{name: x.to(self.device) for name, x in one.items()} for one in self.trainee.pack(case)]
+        else:
+            batches = [self.trainee.prepare(batch.tensors(self.size, self.device)) for batch in case.batches]
         synchronize(self.device)
         began = time.perf_counter()
         for batch in batches:

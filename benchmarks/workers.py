@@ -6,6 +6,7 @@ Nothing heavy is imported at the top: the benchmark of real text measures how lo
 import os
 import pickle
 import resource
+import select
 import subprocess
 import sys
 import time
@@ -68,15 +69,19 @@ class Worker:
             self.entrant = replace(self.entrant, environment=environment)
         self._start()
 
-    def ask(self, method: str, *arguments: Any) -> Any:
+    def ask(self, method: str, *arguments: Any, seconds: float | None = None) -> Any:
         """Calls a method of the contender.
 
         Raises:
-            BenchmarkError: It fails, or its process has ended.
+            BenchmarkError: It fails, its process has ended, or it hasn't answered after `seconds` and is ended.
         """
         self._send((method, arguments))
+        answers: Any = self.process.stdout
+        if seconds is not None and not select.select([answers], [], [], seconds)[0]:
+            self.stop()
+            raise BenchmarkError(f"{self.name}: no answer within {seconds:g} seconds")
         try:
-            kind, answer = pickle.load(self.process.stdout)  # type: ignore[arg-type]
+            kind, answer = pickle.load(answers)
         except (EOFError, OSError, pickle.UnpicklingError) as error:
             raise BenchmarkError(
                 f"{self.name}: its process ended unexpectedly (exit code {self.process.wait()}); is there too little "

@@ -55,30 +55,41 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.source_lengths, self.target_lengths = np.asarray(source_lengths), np.asarray(target_lengths)
         self.max_tokens, self.seed, self.epoch = max_tokens, seed, 0
         self.num_processes, self.process_index = num_processes, process_index
+        self._plan(num_processes * accumulation_steps)
+
+    def _plan(self, multiple: int) -> None:
         order = self._by_length()
-        ends = _ends(self.source_lengths[order], self.target_lengths[order], max_tokens)
-        multiple = num_processes * accumulation_steps
-        if -(-len(ends) // multiple) * multiple > len(order):
-            raise BatchingError(
-                f"{len(order)} sentence pairs are too few for {num_processes} processes with {accumulation_steps} "
-                "batches each per update; use fewer processes or batches, more tokens per batch or more data"
-            )
-        self._ends = _split_largest(ends, multiple)
+        ends = _ends(self.source_lengths[order], self.target_lengths[order], self.max_tokens)
+        self._count = self._rounded(len(ends), multiple)
+        self._ends = split_largest(ends, multiple)
         padded = _padded_tokens(self.source_lengths[order], self.target_lengths[order], self._ends)
         self.padding_waste: float = 1 - (self.source_lengths.sum() + self.target_lengths.sum()) / padded
+
+    def _rounded(self, count: int, multiple: int) -> int:
+        """Rounds a number of batches up to a multiple, if there are enough pairs."""
+        rounded, pairs, processes = -(-count // multiple) * multiple, len(self.source_lengths), self.num_processes
+        if rounded > pairs:
+            raise BatchingError(
+                f"{pairs} sentence pairs are too few for {processes} processes with {multiple // processes} batches "
+                "each per update; use fewer processes or batches, more tokens per batch or more data"
+            )
+        return rounded
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch, from 0, whose order the next iteration has."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self._ends) // self.num_processes
+        return self._count // self.num_processes
 
     def __iter__(self) -> Iterator[list[int]]:
         random = np.random.default_rng([self.seed, self.epoch])
-        batches = np.split(self._by_length(random), self._ends[:-1])
+        batches = self._batches(random)
         for batch in random.permutation(len(batches))[self.process_index :: self.num_processes]:
             yield batches[batch].tolist()
+
+    def _batches(self, random: np.random.Generator) -> list[Lengths]:
+        return np.split(self._by_length(random), self._ends[:-1])
 
     def _by_length(self, random: np.random.Generator | None = None) -> Lengths:
         """Indices of the pairs by target length, then by source length; equal ones in random order, (N,).
@@ -155,7 +166,7 @@ def _ends(source: Lengths, target: Lengths, max_tokens: int) -> Lengths:
     return np.array([*ends, len(longest)])
 
 
-def _split_largest(ends: Lengths, multiple: int) -> Lengths:
+def split_largest(ends: Lengths, multiple: int) -> Lengths:
     """Splits the batches with the most sentences in two until the number of batches is a multiple of `multiple`."""
     bounds = [0, *ends.tolist()]
     while (len(bounds) - 1) % multiple:

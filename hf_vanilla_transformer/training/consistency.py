@@ -173,7 +173,8 @@ class ConsistencyTrainer(WeightAverageTrainer):
                 f"{names} need the model's own loss; set label_smoothing in the model's configuration instead of "
                 "label_smoothing_factor, and leave compute_loss_func out"
             )
-        if self.args.torch_compile or model._compiled_call_impl is not None:  # it overlooks the hook that cuts
+        is_compiled = self.args.torch_compile and not self.args.packed
+        if is_compiled or model._compiled_call_impl is not None:  # it overlooks the hook that cuts
             raise RecipeError(f"{names} don't work with torch.compile; leave torch_compile out")
         if self.is_fsdp_enabled:
             raise RecipeError(f"{names} need the complete model in each process; train without FSDP")

@@ -65,6 +65,16 @@ def check_ranges(arguments: object) -> None:
             raise ValueError(f"{name} is {value}; give {text}")
 
 
+def check_packed(args: Seq2SeqTrainingArguments) -> None:
+    """Raises a ValueError for arguments that packed batches can't be combined with."""
+    if args.per_device_train_batch_tokens == 0:
+        raise ValueError("packed batches are bounded by tokens; give per_device_train_batch_tokens")
+    if args.torch_compile and args.dropout_warmup_steps:
+        raise ValueError("dropout_warmup_steps would compile packed batches at each update; leave torch_compile out")
+    if args.torch_compile_mode in ("reduce-overhead", "max-autotune"):
+        raise ValueError("packed batches aren't supported with CUDA graphs; leave torch_compile_mode out")
+
+
 def check_together(given: Mapping[str, object], streaming: bool, args: Seq2SeqTrainingArguments) -> None:
     """Checks options that depend on one another, where a run would ignore one, or fail late.
 
@@ -91,6 +101,7 @@ def check_together(given: Mapping[str, object], streaming: bool, args: Seq2SeqTr
         "a stream has no epochs that could be counted; give max_steps with streaming": (
             streaming and args.max_steps < 1
         ),
+        "packed batches need the lengths of all pairs; leave streaming or packed out": streaming and args.packed,
         "streaming shuffles sentences only for batches by tokens; give per_device_train_batch_tokens": (
             streaming and not by_tokens
         ),

@@ -3,16 +3,19 @@
 import copy
 import math
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import datasets
 import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.benchmark import Timer
 from transformers import DefaultFlowCallback, EvalPrediction
 
+from ..data.corpora import lengths_of
 from ..errors import first_line
+from ..hub.facts import TARGET_TOKENS
 from .recipe import RecipeError
 from .run_folder import saved
 from .trainer import VanillaTransformerTrainer
@@ -102,12 +105,38 @@ def measured(trainer: VanillaTransformerTrainer) -> Iterator[str]:
     for callback in [one for one in trainer.callback_handler.callbacks if not isinstance(one, DefaultFlowCallback)]:
         trainer.remove_callback(callback)  # trackers, for instance
     args.max_steps = min(UPDATES_OF_DRY_RUN, updates)
-    args.save_strategy = args.eval_strategy = args.logging_strategy = "no"
-    seconds = trainer.train().metrics["train_runtime"] / args.max_steps
+    args.save_strategy = args.eval_strategy = "no"
+    args.logging_strategy, args.logging_steps = "steps", 1
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if TARGET_TOKENS in entry]
+    tokens = [later - before for before, later in pairwise([0, *(entry[TARGET_TOKENS] for entry in logged)])]
+    first, *others = (n / entry["tokens_per_second"] for n, entry in zip(tokens, logged, strict=True))
+    seconds = sum(others) / len(others) if others else first
     yield f"Memory of the process after {args.max_steps} updates: {_bytes(psutil.Process().memory_info().rss)}"
     if args.device.type == "cuda":
         yield f"Peak memory of the GPU: {_bytes(torch.cuda.max_memory_allocated(args.device))}"
-    yield f"Time of an update: {seconds:.3f} s, the mean of {args.max_steps}"
+        if not is_stream:
+            share = update_flops(trainer) / seconds / (peak := peak_flops(args.device, args.bf16))
+            yield f"Utilisation of the GPU (MFU): {share:.1%} of the {peak / 1e12:,.0f} TFLOP/s of products of matrices"
+    yield f"Time of an update: {seconds:.3f} s, the mean of {len(others)} after the first, which took {first:.3f} s"
+
+
+def update_flops(trainer: VanillaTransformerTrainer) -> float:
+    """Returns a mean update's operations in this process; attention's products, a few per cent, are left out."""
+    source, target = (lengths_of(trainer.train_dataset, name).sum() for name in ("input_ids", "labels"))
+    per_token = 0.0  # of the target
+    for name, module in trainer.model.named_modules():
+        if isinstance(module, nn.Linear):
+            reads_source = ".encoder." in name or name.endswith(("encoder_attn.k_proj", "encoder_attn.v_proj"))
+            per_token += 6 * module.weight.numel() * (source / target if reads_source else 1)
+    passes = 2 if trainer.args.consistency else 1
+    return passes * per_token * trainer.target_tokens / trainer.state.global_step / trainer.args.world_size
+
+
+def peak_flops(device: torch.device, in_bfloat16: bool, side: int = 8192) -> float:
+    """Returns the operations per second that a product of large square matrices reaches on a device."""
+    a = torch.randn(side, side, device=device, dtype=torch.bfloat16 if in_bfloat16 else torch.float32)
+    return 2 * side**3 / min(Timer("a @ a", globals={"a": a}).timeit(5).mean for _ in range(3))
 
 
 def _pairs_as_text(trainer: VanillaTransformerTrainer) -> Iterator[str]:

@@ -17,7 +17,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.formats import Corpus, is_table
 from ..errors import did_you_mean
 from ..metrics import MEASURES
-from .options import UNSUPPORTED, check_ranges, check_together
+from .options import UNSUPPORTED, check_packed, check_ranges, check_together
 
 RECIPES = Path(__file__).with_name("recipes")  # the package's; they have names
 NULL = ("null", "~")  # stand for an option's default
@@ -241,6 +241,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         "Most padded tokens per batch, on the source side and on the target side; 0: batches of "
         "per_device_train_batch_size sentences. The paper: about 25,000 per update on all devices together.",
     )
+    packed: bool = _option(False, "Rows full of pairs in place of padding; torch_compile then compiles single layers.")
     shuffle_buffer_size: int = _option(100_000, "Pairs that are shuffled and batched together, with streaming.")
     # lrate = factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5) (5.3)
     learning_rate: float | None = _option(None, "Peak learning rate (default: the paper's times learning_rate_factor).")
@@ -312,6 +313,8 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         self._n_gpu = min(self.n_gpu, 1)  # one process per device, never DataParallel
         if self.task not in (None, *TASKS):
             raise ValueError(f"task is {self.task!r}; give one of {', '.join(TASKS)}")
+        if self.packed:
+            check_packed(self)
         if self.rdrop_alpha and self.simcut_alpha:
             raise ValueError("rdrop_alpha and simcut_alpha are two losses; leave one of the two out")
         if self.ema_decay and (self.average_last or self.load_best_model_at_end):

@@ -5,15 +5,17 @@ import inspect
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import datasets
 import torch
 from accelerate.data_loader import prepare_data_loader
+from accelerate.utils import TorchDynamoPlugin
 from datasets.distributed import split_dataset_by_node
 from huggingface_hub import HfApi
 from safetensors import SafetensorError
@@ -31,6 +33,7 @@ from ..checkpoints.completeness import OPTIMIZER, SCALER, SCHEDULER, WEIGHT_AVER
 from ..checkpoints.loading import not_finite, tokenizer_fingerprint
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
+from ..data.packing import ROW_TOKENS, PackedBatchSampler, PackingCollator
 from ..engine.training import paused_shortcuts, training_shortcuts
 from ..errors import CheckpointError, first_line
 from ..hub.facts import TARGET_TOKENS, said_by_author, with_what_was_said
@@ -72,6 +75,12 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         forward = self.accelerator.unwrap_model(self.model).forward
         self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
         self._check_precision()
+        if self.args.packed and type(self.model) is not VanillaTransformerForConditionalGeneration:
+            raise RecipeError(f"packed is for this package's model, not {type(self.model).__name__}; leave it out")
+        if self.args.packed and isinstance(self.train_dataset, datasets.IterableDataset):
+            raise RecipeError("packed batches need the lengths of all pairs, which a stream doesn't have; leave it out")
+        if self.args.packed and self.args.torch_compile and self.is_fsdp_enabled:
+            raise RecipeError("packed batches can't be compiled with FSDP; leave torch_compile out")
         self._evaluated = torch.zeros(2, dtype=torch.float64)  # of an evaluation: loss times tokens, and tokens
         given = self.optimizer, self.lr_scheduler, self.optimizer_cls_and_kwargs
         self.has_own_optimizer = given != (None, None, None)  # in place of the one that the arguments describe
@@ -88,6 +97,11 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             raise RecipeError(f"the model's weights are float16, too coarse to be trained; {fix}")
         if torch.bfloat16 in types:
             logger.warning(f"the model's weights are bfloat16, whose rounding loses small updates; {fix}")
+
+    def _build_accelerator_args(self, **kwargs: object) -> dict[str, Any]:
+        built: dict[str, Any] = super()._build_accelerator_args(**kwargs)
+        # For packed batches, the shortcuts compile each layer; evaluations have batches of all shapes.
+        return built | ({"dynamo_plugin": TorchDynamoPlugin(backend="no")} if self.args.packed else {})
 
     def _note_tokenizer(self) -> None:
         """Writes the tokenizer's fingerprint into the configuration of this package's model."""
@@ -148,7 +162,9 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self._note_tokenizer()  # `model_init` has made another model
         self.check_beginning()
         uses_shortcuts = self.args.training_shortcuts and not self.args.torch_compile and not self.is_fsdp_enabled
-        with training_shortcuts(self.model) if uses_shortcuts else nullcontext():
+        options = {"backend": self.args.torch_compile_backend, "mode": self.args.torch_compile_mode}
+        compiled = options if self.args.packed and self.args.torch_compile else None
+        with training_shortcuts(self.model, compiled) if uses_shortcuts or self.args.packed else nullcontext():
             return super()._inner_training_loop(*args, **kwargs)
 
     @staticmethod
@@ -218,7 +234,10 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             loader = DataLoader(self._stream(self.train_dataset), batch_size=None, **options)
         else:
             dataset = self._remove_unused_columns(self.train_dataset, description="training")
-            loader = DataLoader(dataset, batch_sampler=self._sampler(dataset), **options)
+            sampler = self._sampler(dataset)
+            if isinstance(sampler, PackedBatchSampler):
+                options["collate_fn"] = PackingCollator(self.model.config, sampler.shape)
+            loader = DataLoader(dataset, batch_sampler=sampler, **options)
         # The batches are this process's own already; Accelerate only has to bring them to the device.
         return prepare_data_loader(
             loader,
@@ -231,7 +250,11 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         )
 
     def _sampler(self, dataset: datasets.Dataset) -> TokenBudgetBatchSampler:
-        return TokenBudgetBatchSampler(
+        kind: Callable[..., TokenBudgetBatchSampler] = TokenBudgetBatchSampler
+        if self.args.packed:  # no pair is longer than a row, and so than the model's positions
+            row_tokens = min(ROW_TOKENS, self.model.config.max_position_embeddings)
+            kind = partial(PackedBatchSampler, row_tokens=row_tokens)
+        return kind(
             lengths_of(dataset, "input_ids"),
             lengths_of(dataset, "labels"),
             self.args.per_device_train_batch_tokens,

@@ -3,8 +3,10 @@
 import json
 import math
 import os
+import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 
 import pytest
@@ -14,7 +16,7 @@ from transformers import MarianMTModel, MarianTokenizer
 from transformers.utils import is_flash_attn_2_available
 
 import benchmarks.__main__ as benchmark
-from benchmarks import ablate, decoding, report, training, work, workers
+from benchmarks import ablate, decoding, models, report, training, work, workers
 from benchmarks import real as real_text
 from benchmarks import text as text_to_text
 from benchmarks.translators import CTranslate2Translator, TransformersTranslator
@@ -33,7 +35,7 @@ class Local:
     def restart(self):
         self.contender = self.entrant.make()
 
-    def ask(self, method, *arguments):
+    def ask(self, method, *arguments, seconds=None):
         return 8_000_000 if method == "peak" else getattr(self.contender, method)(*arguments)
 
     def stop(self):
@@ -87,6 +89,28 @@ def test_train(tmp_path, capsys):
         assert row["of marian"] == pytest.approx(row["tokens/s"] / rows["marian"]["tokens/s"])
         assert row["utilisation"] == pytest.approx(row["tokens/s"] * case.training_flops(SIZE) / case.tokens / 1e12)
         assert row["peak MB"] == 8
+
+
+def test_packed_batches_train_on_the_same_tokens(tmp_path, capsys, monkeypatch):
+    """The loss of a first update is that of padded batches; what fails is left out, and the report says why."""
+    monkeypatch.setattr(models, "DROPOUT", 0.0)
+    options = benchmark.parse_arguments(["train", *QUICK, "--tokens", "64", "--batches", "2"])
+    (case,) = benchmark.training_cases(options)
+    contenders = [training.TrainingContender(name, SIZE) for name in ("ours", "ours, packed")]
+    losses = [contender.update(case, contender.trainee.loss)[1] for contender in contenders]
+    assert all("loss_of_targets" in vars(contender.trainee.model) for contender in contenders), "no shortcuts"
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+    def fail(batch):
+        raise workers.BenchmarkError("of the test")
+
+    failing = lambda size: replace(training.MAKERS["ours, packed"](size), loss=fail)  # noqa: E731
+    monkeypatch.setitem(training.MAKERS, "ours, packed, torch.compile", failing)
+    table, found = run(["train", *QUICK, "--tokens", "64", "--packed", "--budget", "60"], tmp_path, capsys)
+    (rows,) = found["tables"].values()
+    assert "ours, packed" in rows
+    assert "ours, packed, torch.compile" not in rows
+    assert "left out: of the test" in table
 
 
 def test_generate(tmp_path, capsys, monkeypatch):
@@ -312,6 +336,13 @@ def test_ratios_are_of_medians():
 
 def exits():
     os._exit(3)
+
+
+def test_a_contender_that_takes_too_long_is_ended():
+    worker = workers.Worker(workers.Entrant("slow", partial(time.sleep, 600)), 1)
+    with pytest.raises(workers.BenchmarkError, match=r"slow: no answer within 0\.5 seconds"):
+        worker.ask("run", seconds=0.5)
+    assert worker.process.returncode is not None
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.utils import is_flash_attn_2_available
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, engine
+from hf_vanilla_transformer.data.packing import PackingCollator
 from hf_vanilla_transformer.engine.decoding.graph import Graph
 from hf_vanilla_transformer.engine.decoding.packed import Packed
 from hf_vanilla_transformer.engine.training import shortcuts
@@ -172,6 +173,30 @@ def test_training_shortcuts_change_no_loss_and_are_for_cpus(device, monkeypatch)
         torch.testing.assert_close(gradients(model, batch, skip_logits=True), expected, **ROUNDING)
     assert bool(parted) == (device.type == "cpu")
     torch.testing.assert_close(gradients(model, batch), expected, **ROUNDING)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
+def test_packed_batches_are_the_cpus_padded_ones(device, compiled, bf16):
+    """On CUDA by FlexAttention: rows of several blocks, most of which have no pair in common."""
+    lengths = [(1 + 7 * n % 23, 1 + 5 * n % 19) for n in range(80)]
+    ids = [[(3 + i + n) % (V - 3) + 3 for i in range(length)] for n, pair in enumerate(lengths) for length in pair]
+    pairs = [{"input_ids": source, "labels": target} for source, target in zip(ids[::2], ids[1::2], strict=True)]
+    model, width = model_of().train(), max(map(len, ids))
+    source = torch.tensor([pair["input_ids"] + [0] * (width - len(pair["input_ids"])) for pair in pairs])
+    labels = torch.tensor([pair["labels"] + [-100] * (width - len(pair["labels"])) for pair in pairs])
+    padded = {"input_ids": source, "attention_mask": (source > 0).long(), "labels": labels}
+    expected_loss, expected = gradients(model, padded, skip_logits=True)
+    packed = {name: x.to(device) for name, x in PackingCollator(model.config, (3, 512, 448))(pairs).items()}
+    model, backend = model.to(device), {"backend": "aot_eager" if device.type == "cpu" else "inductor"}
+    with (
+        engine.training_shortcuts(model, backend if compiled else None),
+        torch.autocast(device.type, torch.bfloat16, enabled=bf16),
+    ):
+        loss, found = gradients(model, packed, skip_logits=True)
+        assert model.model.forward.uses_blocks, "it fell back to dense masks"
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=BFLOAT16 if bf16 else 1e-4)
+    assert relative_error(found, expected) < (BFLOAT16 if bf16 else 1e-4)
 
 
 def test_attention_weights_on_a_device_are_plotted(device):

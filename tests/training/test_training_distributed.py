@@ -278,6 +278,17 @@ def test_two_processes_regularize_as_one(options: list[str], tmp_path: Path) -> 
 
 
 @pytest.mark.hard
+@pytest.mark.timeout(4 * PATIENCE)
+def test_two_processes_pack_as_one(tmp_path: Path) -> None:
+    """Each has rows of its own, of the same shape; with FSDP too."""
+    options = ("--packed", "true", "--predict-with-generate", "false")
+    one = train(tmp_path / "one", ALONE, *AS_TWO, *options)
+    assert_same(two := train(tmp_path / "two", [*TORCHRUN, *MODULE], *options), one)
+    assert two.logged("target_tokens") == one.logged("target_tokens")
+    assert_same(train(tmp_path / "sharded", [*FSDP, RECORDED], *options), one)
+
+
+@pytest.mark.hard
 @pytest.mark.parametrize("options", [["--dry-run"], ["--streaming", "true"]])
 def test_two_processes_rehearse_and_stream(options: list[str], tmp_path: Path) -> None:
     """The main process trains the tokenizer in a temporary folder; of a stream, each process reads its own part."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ...modeling_vanilla_transformer import outside_vocabulary
 
 ROWS_PER_CHUNK = 512  # with fewer rows, products take longer than those of all targets at once
+ROWS_ON_CUDA = 8192
 
 
 def projected_cross_entropy(
@@ -17,6 +18,7 @@ def projected_cross_entropy(
     labels: Tensor,
     num_items_in_batch: Tensor | int | None = None,
     label_smoothing: float = 0.0,
+    chunk: Any = None,
 ) -> Tensor:
     """Computes the model's `label_smoothed_cross_entropy(projection(hidden), labels, ...)`, some targets at a time.
 
@@ -30,6 +32,7 @@ def projected_cross_entropy(
         num_items_in_batch: Targets of the complete batch, of which this may be a part (gradient accumulation, several
             processes); None: those of `labels`.
         label_smoothing: eps_ls.
+        chunk: `loss_of_chunk`, compiled or not, for batches of one shape, all positions of which are projected.
 
     Returns:
         The loss in float32 (float64 for such weights); 0 where there is no target. It can be differentiated once, by
@@ -39,12 +42,15 @@ def projected_cross_entropy(
         IndexError: A label is outside of the vocabulary.
     """
     real = labels != -100
-    hidden, labels = hidden[real], labels[real]  # (N, d_model), (N)
+    items = real.sum() if num_items_in_batch is None else num_items_in_batch
     weight, bias = projection.weight, projection.bias
-    if len(labels) and not 0 <= labels.min() <= labels.max() < len(weight):
+    if chunk is None:
+        hidden, labels = hidden[real], labels[real]  # (N, d_model), (N)
+    else:  # without what isn't real in any product
+        hidden, labels = (hidden * real[..., None]).flatten(0, -2), labels.flatten()
+    if chunk is None and len(labels) and not 0 <= labels.min() <= labels.max() < len(weight):
         raise outside_vocabulary(labels, len(weight))
-    loss: Tensor = _ProjectedCrossEntropy.apply(hidden, weight, bias, labels, label_smoothing)  # type: ignore[no-untyped-call]
-    items = len(labels) if num_items_in_batch is None else num_items_in_batch
+    loss: Tensor = _ProjectedCrossEntropy.apply(hidden, weight, bias, labels, label_smoothing, chunk)  # type: ignore[no-untyped-call]
     return loss / torch.as_tensor(items, device=loss.device).clamp(min=1)
 
 
@@ -52,21 +58,22 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     """The summed loss of N targets: lse(z) - (1 - eps) z_y - eps mean(z). Its gradient is softmax - (smoothed y)."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, eps: float) -> Tensor:
-        is_cast = hidden.dtype == torch.float32 and torch.is_autocast_enabled("cpu")
-        dtype = torch.get_autocast_dtype("cpu") if is_cast else hidden.dtype
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Any, labels: Tensor, eps: float, chunk: Any) -> Tensor:
+        device, rows = hidden.device.type, ROWS_ON_CUDA if hidden.is_cuda else ROWS_PER_CHUNK
+        is_cast = hidden.dtype == torch.float32 and torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if is_cast else hidden.dtype
         exact = torch.promote_types(dtype, torch.float32)
         table, offset = weight.to(dtype), None if bias is None else bias.to(dtype)
-        loss = torch.zeros((), dtype=exact)
+        loss = torch.zeros((), dtype=exact, device=device)
         needed = zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
         ctx.grads = [torch.zeros_like(x, dtype=exact) if x is not None and on else None for x, on in needed]
-        with torch.autocast("cpu", enabled=False):
-            for start in range(0, len(labels), ROWS_PER_CHUNK):
-                own = slice(start, start + ROWS_PER_CHUNK)
-                x = hidden[own].to(dtype)
-                part, gradient = _loss_of_chunk(F.linear(x, table, offset).to(exact), labels[own, None], eps)
+        with torch.autocast(device, enabled=False):
+            for start in range(0, len(labels), rows):
+                own = slice(start, start + rows)
+                x, targets = hidden[own].to(dtype), labels[own, None]
+                part, gradient = (chunk or loss_of_chunk)(F.linear(x, table, offset), targets, eps)
                 loss += part
-                _add_gradients(ctx.grads, own, gradient.to(dtype), x, table)
+                _add_gradients(ctx.grads, own, gradient, x, table, targets)
                 del gradient  # before there is the next one
         return loss
 
@@ -78,22 +85,26 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                 "create_graph=True). Train without it: `training_shortcuts=False`, or `paused_shortcuts(model)`."
             )
         grads, ctx.grads = ctx.grads, None  # the largest is as large as the vocabulary's matrix: scaled where it lies
-        return *(None if grad is None else grad.mul_(grad_output) for grad in grads), None, None
+        return *(None if grad is None else grad.mul_(grad_output) for grad in grads), None, None, None
 
 
-def _loss_of_chunk(logits: Tensor, targets: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Returns the summed loss of logits, (n, V), and targets, (n, 1), and its gradient in the logits' memory."""
-    vocab_size = logits.shape[1]
-    smoothed = (1 - eps) * logits.gather(1, targets).sum() + eps / vocab_size * logits.sum()
-    highest = logits.amax(dim=1)
+def loss_of_chunk(logits: Tensor, targets: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Returns the summed loss of logits, (n, V), and targets, (n, 1), and its gradient, in float32 in their memory.
+
+    Where a target is -100, the gradient is as if it were 0.
+    """
+    dtype, vocab_size, real = logits.dtype, logits.shape[1], targets >= 0
+    logits, targets = logits.to(torch.promote_types(dtype, torch.float32)), targets.clamp(min=0)
+    smoothed = (1 - eps) * logits.gather(1, targets) + eps / vocab_size * logits.sum(dim=1, keepdim=True)
+    highest = logits.amax(dim=1, keepdim=True)
     probabilities = torch.softmax(logits, dim=1, out=logits)
     # lse(z) is max z - log max p, and the highest of V numbers with sum 1 is never lost to rounding.
-    loss = (highest - probabilities.amax(dim=1).log()).sum() - smoothed
+    loss = (real * (highest - probabilities.amax(dim=1, keepdim=True).log() - smoothed)).sum()
     gradient = probabilities.sub_(eps / vocab_size)
-    return loss, gradient.scatter_add_(1, targets, gradient.new_full(targets.shape, eps - 1))
+    return loss, gradient.scatter_add_(1, targets, gradient.new_full(targets.shape, eps - 1)).to(dtype)
 
 
-def _add_gradients(grads: list[Any], own: slice, gradient: Tensor, x: Tensor, table: Tensor) -> None:
+def _add_gradients(grads: list[Any], own: slice, gradient: Tensor, x: Tensor, table: Tensor, targets: Tensor) -> None:
     """Adds the gradients of hidden states, weight and bias that follow from that of a chunk's logits, (n, V)."""
     of_hidden, of_weight, of_bias = grads
     if of_hidden is not None:
@@ -104,4 +115,4 @@ def _add_gradients(grads: list[Any], own: slice, gradient: Tensor, x: Tensor, ta
         else:
             of_weight += gradient.t() @ x
     if of_bias is not None:
-        of_bias += gradient.sum(dim=0)
+        of_bias += ((targets >= 0).to(gradient).t() @ gradient)[0]
