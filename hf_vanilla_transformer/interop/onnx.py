@@ -77,19 +77,7 @@ def export(
 
 @torch.no_grad()
 def write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Path) -> float:
-    """Writes the three graphs, and compares their logits with the model's.
-
-    Args:
-        model: The model.
-        folder: The graphs' folder.
-
-    Returns:
-        How far logits of random tokens differ at most, as a part of the largest where that is above 1.
-
-    Raises:
-        ConversionError: As `export`.
-        OSError: The folder can't be written.
-    """
+    """Writes the three graphs into a folder; returns the `difference` of their logits, with the errors of `export`."""
     if getattr(model, "is_quantized", False):
         raise ConversionError("its weights are quantized; export the original")
     exact: Any = _in_float32(model)
@@ -99,7 +87,7 @@ def write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Path
     with quiet():
         for name, module, arguments, axes, outputs in graphs_of(exact):
             _write(folder / f"{name}.onnx", module, arguments, axes, outputs)
-    return difference(model, lambda name, inputs: run_graph(open_graph(folder / f"{name}.onnx"), inputs))
+    return difference(model, lambda name, inputs: run_graph(folder / f"{name}.onnx", inputs))
 
 
 # ---- What the graphs compute ----
@@ -244,13 +232,9 @@ def difference(model: VanillaTransformerForConditionalGeneration, run: Run, tole
     return max(differences)
 
 
-def open_graph(file: Path) -> onnxruntime.InferenceSession:
-    """Opens a graph on the CPU."""
-    return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-
-
-def run_graph(session: onnxruntime.InferenceSession, inputs: dict[str, Any]) -> dict[str, Any]:
+def run_graph(file: Path, inputs: dict[str, Any]) -> dict[str, Any]:
     """Computes a graph's outputs; inputs and outputs are arrays by name."""
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, inputs), strict=True))
 

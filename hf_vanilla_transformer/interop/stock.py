@@ -112,19 +112,17 @@ def export(
     _write_tokenizer(tokenizer, folder, model.config.max_position_embeddings)
     stock.save_pretrained(folder)
     difference = _difference(model, AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32))
-    return [
+    config = model.config
+    found = {
         f"it is a {kind.model.__name__}: AutoModelForSeq2SeqLM and AutoTokenizer open it without this package; logits "
         f"differ by at most {difference:.0e} of the largest (of random tokens), as LayerNorm's epsilon is {EPSILON} in "
-        f"place of {model.config.layer_norm_eps}",
-        f"positions end at {model.config.max_position_embeddings:,}; batches have to be padded on the right",
-        *(
-            ["its sinusoids are trainable there"]
-            if kind.has_table and model.config.position_encoding != "learned"
-            else []
-        ),
-        *(["label smoothing is the Trainer's there: label_smoothing_factor"] if model.config.label_smoothing else []),
-        *notes,
-    ]
+        f"place of {config.layer_norm_eps}": True,
+        f"positions end at {config.max_position_embeddings:,}; batches have to be padded on the right": True,
+        "sinusoids are trainable there": kind.has_table and config.position_encoding != "learned",
+        "FSMT needs transformers 5; that of 4.57 fails": kind is FSMT,
+        "label smoothing is the Trainer's there: label_smoothing_factor": config.label_smoothing > 0,
+    }
+    return [*(note for note, is_so in found.items() if is_so), *notes]
 
 
 def _class_of(config: VanillaTransformerConfig, classes: Mapping[tuple[str, str], _Stock]) -> _Stock:

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 from onnx_ir.passes import Sequential, common
 from onnxruntime.quantization import quantize_dynamic
+from onnxscript.optimizer import fold_constants
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerBase
 
@@ -23,7 +25,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..tokenization_vanilla_transformer import WORD_OR_PUNCTUATION
 from . import stock
 from .conversion import ConversionError
-from .onnx import DECODER, DECODER_WITH_PAST, ENCODER, difference, open_graph, quiet, run_graph, write_graphs
+from .onnx import DECODER, DECODER_WITH_PAST, ENCODER, difference, quiet, run_graph, write_graphs
 
 FOLDER, MERGED, FLAG = "onnx", "decoder_model_merged", "use_cache_branch"
 QUANTIZED = "_quantized"  # the end of the names of graphs in 8 bits
@@ -31,6 +33,10 @@ LARGEST = 1_500_000_000  # bytes of weights; torch.onnx writes more into files o
 # Where a piece of bpe begins, as empty matches: before the white space of WORD_START, and before CONTROL_TOKEN_END.
 BEFORE_WORD = r"(?<![\s\p{P}])(?=\s+(?![\s\p{P}]))"
 BEFORE_CONTROL_TOKEN_END = r"(?<=<pad|<s|</s)(?=>)"
+# Branches share their weights, and no name of a branch is also one of the graph around it.
+SHARE = Sequential(
+    common.LiftSubgraphInitializersToMainGraphPass(), common.DeduplicateInitializersPass(LARGEST), common.NameFixPass()
+)
 # transformers.js has no Pegasus; a Blenderbot is one whose positions are in the file.
 CLASSES = {key: stock.BLENDERBOT if kind is stock.PEGASUS else kind for key, kind in stock.CLASSES.items()}
 
@@ -49,8 +55,7 @@ def export(
         Notes for the user: what differs, and by how much.
 
     Raises:
-        ConversionError: As `stock.export` and `onnx.export`; or transformers.js has no such class, computes other ids,
-            or can't open files as large.
+        ConversionError: As `stock.export` and `onnx.export`; or transformers.js has no such class or other ids.
         OSError: The folder can't be written.
     """
     if CLASSES.get((model.config.norm_position, model.config.position_encoding)) is stock.FSMT:
@@ -64,8 +69,8 @@ def export(
         *notes,
         f"transformers.js opens the graphs in {FOLDER}/: logits of random tokens differ from the model's by at most "
         f"{exact:.0e} of the largest in float32, and by {rough:.0e} in 8 bits",
-        "transformers.js has no beam search and no length penalty. Give it one sentence per call: in a batch, it "
-        'continues behind the end of a sentence. "</s>" in a text is the token there',
+        'in JavaScript, `await pipeline("translation", NAME)` searches greedily, without a length penalty. Give it one '
+        'sentence per call: in a batch, it continues behind the end of a sentence. "</s>" in a text is the token',
     ]
 
 
@@ -75,10 +80,13 @@ def _write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> t
     with tempfile.TemporaryDirectory() as parts, quiet():
         write_graphs(model, Path(parts))
         shutil.move(Path(parts) / f"{ENCODER}.onnx", folder)
-        decoders = [ir.load(Path(parts) / f"{name}.onnx") for name in (DECODER, DECODER_WITH_PAST)]
-        ir.save(_merged(*decoders), folder / f"{MERGED}.onnx")
-        for name in (ENCODER, MERGED):
-            files = folder / f"{name}.onnx", folder / f"{name}{QUANTIZED}.onnx"
+        decoder = _merged(*(ir.load(Path(parts) / f"{name}.onnx") for name in (DECODER, DECODER_WITH_PAST)))
+        ir.save(decoder, folder / f"{MERGED}.onnx")
+        # Otherwise the output matrix, the embeddings transposed, stays in float32 and is made anew for each token.
+        fold_constants(decoder, input_size_limit=LARGEST, output_size_limit=LARGEST)
+        ir.save(SHARE(decoder).model, Path(parts) / f"{MERGED}.onnx")
+        for name, place in ((ENCODER, folder), (MERGED, Path(parts))):
+            files = place / f"{name}.onnx", folder / f"{name}{QUANTIZED}.onnx"
             quantize_dynamic(*files, extra_options={"EnableSubgraph": True})
     exact = difference(model, partial(_run, folder, ""))
     return exact, difference(model, partial(_run, folder, QUANTIZED), float("inf"))
@@ -86,14 +94,14 @@ def _write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> t
 
 def _run(folder: Path, end: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
     """Computes what one of `onnx.export`'s graphs does."""
-    session = open_graph(folder / f"{ENCODER if name == ENCODER else MERGED}{end}.onnx")
-    inputs = {FLAG: np.array([name == DECODER_WITH_PAST]), **inputs}
-    for one in session.get_inputs():
-        if one.name not in inputs:  # only the other branch reads it
-            sizes = {"batch": len(inputs["input_ids"])}
-            shape = [size if isinstance(size, int) else sizes.get(size, 0) for size in one.shape]
-            inputs[one.name] = np.zeros(shape, np.float32)
-    return run_graph(session, {one.name: inputs[one.name] for one in session.get_inputs()})
+    if name == ENCODER:
+        return run_graph(folder / f"{ENCODER}{end}.onnx", inputs)
+    file, flag = folder / f"{MERGED}{end}.onnx", np.array([name == DECODER_WITH_PAST])
+    sizes, unread = {"batch": len(inputs["input_ids"])}, {}  # unread: what only the other branch reads
+    for one in onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]).get_inputs():
+        shape = [size if isinstance(size, int) else sizes.get(size, 0) for size in one.shape]
+        unread[one.name] = np.zeros(shape, np.float32)
+    return run_graph(file, unread | inputs | {FLAG: flag})
 
 
 def _merged(decoder: ir.Model, decoder_with_past: ir.Model) -> ir.Model:
@@ -117,17 +125,13 @@ def _merged(decoder: ir.Model, decoder_with_past: ir.Model) -> ir.Model:
             further.append(ir.node("Identity", [past], outputs=[ir.Value(name=name, type=past.type, shape=past.shape)]))
             made[name] = further[-1].outputs[0]
         further.outputs.append(made[name])
-        outputs.append(ir.Value(name=name, type=value.type, shape=_common(value.shape, made[name].shape)))
+        sizes = zip(value.shape or (), made[name].shape or (), strict=True)  # those that differ have no name
+        shape = ir.Shape([one if one == other else None for one, other in sizes])
+        outputs.append(ir.Value(name=name, type=value.type, shape=shape))
     flag = ir.Value(name=FLAG, type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([1]))
     choice = ir.node("If", [flag], {"then_branch": further, "else_branch": first}, outputs=outputs)
     graph = ir.Graph([*inputs.values(), flag], outputs, nodes=[choice], opset_imports=first.opset_imports, name=MERGED)
-    lift, share = common.LiftSubgraphInitializersToMainGraphPass(), common.DeduplicateHashedInitializersPass()
-    return Sequential(lift, share, common.NameFixPass())(ir.Model(graph, ir_version=decoder.ir_version)).model
-
-
-def _common(one: ir.Shape | None, other: ir.Shape | None) -> ir.Shape | None:
-    """The sizes that two shapes share; those that differ have no name."""
-    return one and other and ir.Shape([a if a == b else None for a, b in zip(one, other, strict=True)])
+    return SHARE(ir.Model(graph, ir_version=decoder.ir_version)).model
 
 
 # ---- Tokenizer ----

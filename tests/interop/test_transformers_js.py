@@ -20,6 +20,7 @@ from hf_vanilla_transformer.data.symbols import train_tokenizer
 from hf_vanilla_transformer.interop.conversion import ConversionError
 from scripts.quickstart.corpus import generate_pairs
 
+onnx = pytest.importorskip("onnx", reason="onnx isn't installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime isn't installed")
 pytest.importorskip("onnxscript", reason="onnxscript isn't installed")
 from hf_vanilla_transformer.interop import transformers_js  # noqa: E402
@@ -140,19 +141,19 @@ def test_the_merged_decoder_computes_both_branches(exported):
 @pytest.mark.slow
 def test_weights_are_there_once(exported):
     model, _, folder = exported
-    sizes = {file.name: file.stat().st_size for file in (folder / "onnx").iterdir()}
-    names = [f"{name}{end}" for name in ("decoder_model_merged", "encoder_model") for end in ("", "_quantized")]
-    assert sorted(sizes) == [f"{name}.onnx" for name in names]
-    graph = pytest.importorskip("onnx").load(folder / "onnx" / "decoder_model_merged.onnx").graph
+    names = [f"{name}{end}.onnx" for name in ("decoder_model_merged", "encoder_model") for end in ("", "_quantized")]
+    assert sorted(file.name for file in (folder / "onnx").iterdir()) == names
+    graph = onnx.load(folder / "onnx" / "decoder_model_merged.onnx").graph
     branches = [attribute.g for attribute in graph.node[0].attribute]
     assert [len(one.initializer) for one in branches] == [0, 0]
     decoder = sum(one.numel() for one in {*model.model.decoder.parameters(), *model.lm_head.parameters()})
     weights = sum(np.prod(one.dims) for one in graph.initializer if one.data_type == 1)
-    assert decoder * 0.9 < weights < decoder * 1.05
-    for name, size in sizes.items():
-        if name.endswith("_quantized.onnx"):
-            assert size < 0.6 * sizes[name.replace("_quantized", "")]
-        assert b'File "' not in (folder / "onnx" / name).read_bytes()  # stack traces of this machine
+    assert decoder * 0.9 < weights < decoder * 1.2  # a small matrix may be there transposed, too
+    for file in (folder / "onnx").iterdir():
+        found = onnx.load(file).graph.initializer
+        in_float32 = [one.name for one in found if one.data_type == 1 and len(one.dims) == 2]
+        assert bool(in_float32) is not file.stem.endswith("_quantized"), in_float32
+        assert b'File "' not in file.read_bytes()  # stack traces of this machine
 
 
 # ---- Tokenizer ----
