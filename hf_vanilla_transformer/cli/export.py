@@ -25,7 +25,7 @@ QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Export a model to another system's format."""
     known = "; ".join(f"{name}: {what}" for name, what in FORMATS.items())
-    parser.epilog = f"Formats: {known}. ctranslate2 and onnx need more packages: {install('export')}."
+    parser.epilog = f"Formats: {known}. ctranslate2, onnx and --onnx need more packages: {install('export')}."
     parser.add_argument(
         "--model",
         required=True,
@@ -42,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="type of the weights, for ctranslate2 (default: as they were saved)",
     )
     parser.add_argument(
+        "--onnx",
+        action="store_true",
+        help="with --to stock: also ONNX graphs, in float32 and in 8 bits, that transformers.js opens in a browser",
+    )
+    parser.add_argument(
         "--trust-remote-code", action="store_true", help="run code that comes with the model; only if you trust it"
     )
     parser.set_defaults(run=_export)
@@ -56,6 +61,8 @@ def _export(arguments: argparse.Namespace) -> None:
         options["quantization"] = arguments.quantization
         if arguments.to != "ctranslate2":
             raise UsageError(f"--quantization is for --to ctranslate2, not {arguments.to}; leave it out")
+    if arguments.onnx and arguments.to != "stock":
+        raise UsageError(f"--onnx is for --to stock, not {arguments.to}; leave it out")
     try:
         check_new_folder(output)
     except OSError as error:
@@ -63,7 +70,7 @@ def _export(arguments: argparse.Namespace) -> None:
     check_model_name(arguments.model)
     with loading():
         set_up_transformers()
-        exporter = _exporter(arguments.to)
+        exporter = exporter_of("transformers_js" if arguments.onnx else arguments.to)
     tokenizer, model = _load(arguments.model, arguments.trust_remote_code)
     with new_folder(output) as folder:
         notes = exporter.export(model, tokenizer, folder, **options)
@@ -72,12 +79,13 @@ def _export(arguments: argparse.Namespace) -> None:
         show(f"note: {note}")
 
 
-def _exporter(system: str) -> Any:
+def exporter_of(system: str) -> Any:
     """Imports a format's module; packages that it needs may be missing."""
     try:
         return importlib.import_module(f"..interop.{MODULES.get(system, system)}", __package__)
     except ImportError as error:
-        need = f"--to {system} needs more packages ({first_line(error)})"
+        option = "--onnx" if system == "transformers_js" else f"--to {system}"
+        need = f"{option} needs more packages ({first_line(error)})"
         raise UsageError(f"{need}: {install('export')}") from error
 
 

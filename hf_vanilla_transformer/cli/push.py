@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .common import UsageError, set_up_transformers, show
+from .export import exporter_of
 
 if TYPE_CHECKING:
     from ..hub.upload import Upload
@@ -32,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stock: send the model as one of transformers' own classes, as `export --to stock` writes it: it opens "
         "without this package and without remote code",
     )
+    parser.add_argument(
+        "--onnx", action="store_true", help="with --as stock: also graphs for transformers.js, as `export --onnx`"
+    )
     parser.add_argument("--revision", metavar="BRANCH", help="branch to push to, created if there is none")
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything and list files and sizes, but send nothing"
@@ -43,6 +47,8 @@ def _push(arguments: argparse.Namespace) -> None:
     """Checks a folder, and sends it."""
     if not arguments.folder.is_dir():
         raise UsageError(f"{arguments.folder} is not a folder; DIR must be that of a saved model")
+    if arguments.onnx and arguments.kind != "stock":
+        raise UsageError("--onnx is for --as stock; add that, or leave --onnx out")
 
     from ..hub.upload import check_token
 
@@ -53,23 +59,23 @@ def _push(arguments: argparse.Namespace) -> None:
         _send(arguments, arguments.folder)
         return
     with tempfile.TemporaryDirectory() as folder:
-        _write_stock(arguments.folder, Path(folder))
+        _write_stock(arguments.folder, Path(folder), arguments.onnx)
         _send(arguments, Path(folder))
 
 
-def _write_stock(source: Path, folder: Path) -> None:
+def _write_stock(source: Path, folder: Path, onnx: bool) -> None:
     """Writes a model as one of transformers' own, with the card that its own folder has."""
     from ..checkpoints.kinds import CONFIG
     from ..checkpoints.loading import load_checkpoint, read_json
     from ..hub.facts import read_facts
     from ..hub.model_card import save_card
-    from ..interop import stock
 
+    exporter = exporter_of("transformers_js" if onnx else "stock")
     facts, note = read_facts(source)
     if note is not None:
         raise UsageError(f"{note}; write the card again with `vanilla-transformer card {source} --overwrite`")
     tokenizer, model = load_checkpoint(source, local_files_only=True)
-    notes = stock.export(model, tokenizer, folder)
+    notes = exporter.export(model, tokenizer, folder)
     kind = read_json(folder / CONFIG)["architectures"][0]
     limits = [facts.limits, *(f"{one[0].upper()}{one[1:]}." for one in notes)]
     save_card(folder, replace(facts, stock=kind, limits="\n\n".join(filter(None, limits))))

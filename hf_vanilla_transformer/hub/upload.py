@@ -25,7 +25,7 @@ ADAPTER = "adapter_config.json"
 MODEL_FILES = (
     *(CONFIG, "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", *VOCABULARY_FILES),
-    *("*_vanilla_transformer.py", "tokenization_*.py"),
+    *("*_vanilla_transformer.py", "tokenization_*.py", "onnx/*.onnx"),
 )
 SENT = (*MODEL_FILES, CARD, "LICENSE*")
 # Files that an older version of this package, or a Trainer, may have left in a repository.
@@ -126,8 +126,8 @@ def publish(
 ) -> Published:
     """Sends the files that `prepare` returned in one commit, and creates the repository if there is none.
 
-    The commit removes weights, tokenizer files and code of an older model that the new one doesn't have, and what only
-    training needs; all folders of the repository stay as they are. Large files that arrived before an interruption
+    The commit removes weights, graphs, tokenizer files and code of an older model that the new one doesn't have, and
+    what only training needs; other files in folders stay as they are. Large files that arrived before an interruption
     aren't sent again.
 
     Args:
@@ -231,8 +231,9 @@ def _check_model(folder: Path) -> None:
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a file is outside of folders, isn't hidden and matches a pattern."""
-    return not name.startswith(".") and "/" not in name and any(fnmatch.fnmatchcase(name, one) for one in patterns)
+    """Whether a file isn't hidden and matches a pattern, folders included."""
+    fitting = [one for one in patterns if one.count("/") == name.count("/")]
+    return not name.startswith(".") and any(fnmatch.fnmatchcase(name, one) for one in fitting)
 
 
 def _checked_card(folder: Path, repo: str) -> tuple[str | None, list[str]]:

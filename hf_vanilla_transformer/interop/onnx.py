@@ -8,7 +8,7 @@ writes no encoder, fixes the lengths of target and past at 1, and keeps sinusoid
 import copy
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ import onnxruntime
 import onnxscript  # noqa: F401  # torch.onnx imports it too late for a good error
 import torch
 import torch.nn.functional as F
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch import Tensor, nn
 from transformers import EncoderDecoderCache, PreTrainedTokenizerBase
 
@@ -31,6 +32,7 @@ from .conversion import ConversionError, check_savable
 ENCODER, DECODER, DECODER_WITH_PAST = "encoder_model", "decoder_model", "decoder_with_past_model"
 # How far logits may be from the model's, as a part of the largest where that is above 1.
 TOLERANCE = 1e-4
+Run = Callable[[str, dict[str, Any]], dict[str, Any]]  # a graph's name, inputs -> outputs
 
 
 class Sizes(NamedTuple):
@@ -46,7 +48,6 @@ TRACED = Sizes(batch=2, source=5, past=3, target=4)
 COMPARED = (Sizes(batch=3, source=7, past=2, target=1), Sizes(batch=1, source=1, past=1, target=9))
 
 
-@torch.no_grad()
 def export(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
@@ -66,29 +67,27 @@ def export(
         ConversionError: It is quantized, torch.onnx can't express it, or onnxruntime computes something else.
         OSError: The folder can't be written.
     """
-    if getattr(model, "is_quantized", False):
-        raise ConversionError("its weights are quantized; export the original")
     check_savable(model.generation_config)
-    exact = copy.deepcopy(model).cpu().float().eval()
-    exact.set_attn_implementation("eager")
-    expected = [_logits(exact, sizes) for sizes in COMPARED]
-    for stack in (exact.model.encoder, exact.model.decoder):
-        if isinstance(stack.embed_positions, SinusoidalPositions):
-            stack.embed_positions = Sinusoids(stack.embed_positions.layout)
-    with _quiet():
-        for name, module, arguments, axes, outputs in graphs_of(exact):
-            _write(folder / f"{name}.onnx", module, arguments, axes, outputs)
-        found = [_logits_of_graphs(exact, sizes, folder) for sizes in COMPARED]
-        differences = [
-            ((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1)).item()
-            for ours, theirs in zip(found, expected, strict=True)
-        ]
-        if not all(one <= TOLERANCE for one in differences):  # NaN isn't either
-            raise ConversionError(f"onnxruntime's logits differ from the model's by {differences} of the largest")
+    notes = _notes(model, write_graphs(model, folder))
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return _notes(model, max(differences))
+    return notes
+
+
+@torch.no_grad()
+def write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Path) -> float:
+    """Writes the three graphs into a folder; returns the `difference` of their logits, with the errors of `export`."""
+    if getattr(model, "is_quantized", False):
+        raise ConversionError("its weights are quantized; export the original")
+    exact: Any = _in_float32(model)
+    for stack in (exact.model.encoder, exact.model.decoder):
+        if isinstance(stack.embed_positions, SinusoidalPositions):
+            stack.embed_positions = Sinusoids(stack.embed_positions.layout)
+    with quiet():
+        for name, module, arguments, axes, outputs in graphs_of(exact):
+            _write(folder / f"{name}.onnx", module, arguments, axes, outputs)
+    return difference(model, lambda name, inputs: run_graph(folder / f"{name}.onnx", inputs))
 
 
 # ---- What the graphs compute ----
@@ -189,15 +188,16 @@ def _write(file: Path, module: nn.Module, arguments: Any, axes: dict[str, Any], 
         dynamic = [*dynamic[: len(arguments) - 1], dynamic[len(arguments) - 1 :]]
     options: Any = {"dynamic_shapes": tuple(dynamic), "dynamo": True, "verbose": False}
     try:
-        program = torch.onnx.export(module.eval(), arguments, input_names=[*axes], output_names=outputs, **options)
+        program: Any = torch.onnx.export(module.eval(), arguments, input_names=[*axes], output_names=outputs, **options)
     except Exception as error:  # of any class, as a model may have modules that were never traced before
         raise ConversionError(f"torch.onnx can't express the {file.stem}: {first_line(error)}") from error
-    program.save(str(file))  # type: ignore[union-attr]
+    ClearMetadataAndDocStringPass()(program.model)  # stack traces of this machine
+    program.save(str(file))
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences the messages of torch.onnx."""
+def quiet() -> Iterator[None]:
+    """Silences the messages of torch.onnx and onnxruntime."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -209,6 +209,43 @@ def _quiet() -> Iterator[None]:
 
 
 # ---- Comparing ----
+def difference(model: VanillaTransformerForConditionalGeneration, run: Run, tolerance: float = TOLERANCE) -> float:
+    """Compares the logits of graphs with a model's.
+
+    Args:
+        model: The model; it is compared in float32.
+        run: Computes one of the three graphs: its name and inputs -> its outputs, by their names.
+        tolerance: The most by which they may differ.
+
+    Returns:
+        How far logits of random tokens differ at most, as a part of the largest where that is above 1.
+
+    Raises:
+        ConversionError: It is more than the tolerance.
+    """
+    exact, differences = _in_float32(model), []
+    for sizes in COMPARED:
+        ours, theirs = _logits_of_graphs(model, sizes, run), _logits(exact, sizes)
+        differences.append(((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1)).item())
+    if not all(one <= tolerance for one in differences):  # NaN isn't either
+        raise ConversionError(f"onnxruntime's logits differ from the model's by {differences} of the largest")
+    return max(differences)
+
+
+def run_graph(file: Path, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Computes a graph's outputs; inputs and outputs are arrays by name."""
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def _in_float32(model: VanillaTransformerForConditionalGeneration) -> VanillaTransformerForConditionalGeneration:
+    exact = copy.deepcopy(model).cpu().float().eval()
+    exact.set_attn_implementation("eager")
+    return exact
+
+
+@torch.no_grad()
 def _logits(model: VanillaTransformerForConditionalGeneration, sizes: Sizes) -> Tensor:
     """Computes the logits of an example, (B, past + target, V)."""
     source, mask, target = _example(model, sizes)
@@ -216,20 +253,14 @@ def _logits(model: VanillaTransformerForConditionalGeneration, sizes: Sizes) -> 
     return model(source, mask, target, real, use_cache=False).logits
 
 
-def _logits_of_graphs(model: VanillaTransformerForConditionalGeneration, sizes: Sizes, folder: Path) -> Tensor:
+def _logits_of_graphs(model: VanillaTransformerForConditionalGeneration, sizes: Sizes, run: Run) -> Tensor:
     """Computes the same with the graphs, the one with a past included."""
     source, mask, target = (tensor.numpy() for tensor in _example(model, sizes))
-
-    def run(name: str, **inputs: Any) -> dict[str, Any]:
-        session = onnxruntime.InferenceSession(folder / f"{name}.onnx", providers=["CPUExecutionProvider"])
-        names = [output.name for output in session.get_outputs()]
-        return dict(zip(names, session.run(names, inputs), strict=True))
-
-    memory = run(ENCODER, input_ids=source, attention_mask=mask)["last_hidden_state"]
+    memory = run(ENCODER, {"input_ids": source, "attention_mask": mask})["last_hidden_state"]
     first, more = target[:, : sizes.past], target[:, sizes.past :]
-    one = run(DECODER, encoder_attention_mask=mask, input_ids=first, encoder_hidden_states=memory)
+    one = run(DECODER, {"encoder_attention_mask": mask, "input_ids": first, "encoder_hidden_states": memory})
     past = {name.replace("present", "past_key_values"): value for name, value in one.items() if name != "logits"}
-    two = run(DECODER_WITH_PAST, encoder_attention_mask=mask, input_ids=more, **past)
+    two = run(DECODER_WITH_PAST, {"encoder_attention_mask": mask, "input_ids": more, **past})
     return torch.cat([torch.from_numpy(output["logits"]) for output in (one, two)], dim=1)
 
 

@@ -6,6 +6,7 @@ turn, Marian's has all sines first. Pre-norm models with final norms are a Pegas
 
 import copy
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,7 +82,10 @@ CLASSES = {
 
 @torch.no_grad()
 def export(
-    model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, folder: Path
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    classes: Mapping[tuple[str, str], _Stock] = CLASSES,
 ) -> list[str]:
     """Writes a model as one of transformers' own, with a tokenizer that transformers 5 and 4.57 open.
 
@@ -89,6 +93,7 @@ def export(
         model: The model.
         tokenizer: Its tokenizer.
         folder: An empty folder.
+        classes: The classes to choose from, as `CLASSES`.
 
     Returns:
         Notes for the user: what differs, and by how much.
@@ -100,26 +105,29 @@ def export(
     """
     check_plain(model)
     check_savable(model.generation_config)
-    kind = _class_of(model.config)
+    kind = _class_of(model.config, classes)
     _check_tokenizer(tokenizer)
     stock = _converted(model, kind)
     stock.generation_config, notes = _generation_config(model)
     _write_tokenizer(tokenizer, folder, model.config.max_position_embeddings)
     stock.save_pretrained(folder)
     difference = _difference(model, AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32))
-    return [
+    config = model.config
+    found = {
         f"it is a {kind.model.__name__}: AutoModelForSeq2SeqLM and AutoTokenizer open it without this package; logits "
         f"differ by at most {difference:.0e} of the largest (of random tokens), as LayerNorm's epsilon is {EPSILON} in "
-        f"place of {model.config.layer_norm_eps}",
-        f"positions end at {model.config.max_position_embeddings:,}; batches have to be padded on the right",
-        *(["label smoothing is the Trainer's there: label_smoothing_factor"] if model.config.label_smoothing else []),
-        *notes,
-    ]
+        f"place of {config.layer_norm_eps}": True,
+        f"positions end at {config.max_position_embeddings:,}; batches have to be padded on the right": True,
+        "sinusoids are trainable there": kind.has_table and config.position_encoding != "learned",
+        "FSMT needs transformers 5; that of 4.57 fails": kind is FSMT,
+        "label smoothing is the Trainer's there: label_smoothing_factor": config.label_smoothing > 0,
+    }
+    return [*(note for note, is_so in found.items() if is_so), *notes]
 
 
-def _class_of(config: VanillaTransformerConfig) -> _Stock:
+def _class_of(config: VanillaTransformerConfig, classes: Mapping[tuple[str, str], _Stock]) -> _Stock:
     """Returns the class that computes the same; raises `ConversionError` if there is none."""
-    kind = CLASSES.get((config.norm_position, config.position_encoding))
+    kind = classes.get((config.norm_position, config.position_encoding))
     if kind is None or config.final_layer_norm != (config.norm_position == "pre"):
         norms = "with" if config.final_layer_norm else "without"
         raise ConversionError(
@@ -169,7 +177,7 @@ def _tensors(
 ) -> dict[str, Tensor]:
     """Returns the tensors of a stock model, whose own are `there`: ours by their names, zeros for missing biases."""
     config, own = model.config, model.state_dict()
-    if config.position_encoding == "paper":
+    if config.position_encoding == "paper" and not kind.has_table:
         own = {name: _sines_first(name, value) for name, value in own.items()}
     own = {name.replace(".feed_forward.", "."): value for name, value in own.items()}
     own["model.shared.weight"] = own["model.encoder.embed_tokens.weight"]

@@ -178,13 +178,22 @@ MODEL = "<the checkpoint>"
 
 
 @pytest.mark.parametrize(
-    ("system", "package"), [("onnx", "onnxruntime"), ("onnx", "onnxscript"), ("ctranslate2", "ctranslate2")]
+    ("system", "package"),
+    [
+        ("onnx", "onnxruntime"),
+        ("onnx", "onnxscript"),
+        ("transformers_js", "onnxruntime"),
+        ("transformers_js", "onnxscript"),
+        ("ctranslate2", "ctranslate2"),
+    ],
 )
 def test_export_names_the_extra_that_it_needs(monkeypatch, system, package):
-    monkeypatch.delitem(sys.modules, f"hf_vanilla_transformer.interop.{system}", raising=False)
+    for module in (system, "onnx"):  # which transformers_js imports
+        monkeypatch.delitem(sys.modules, f"hf_vanilla_transformer.interop.{module}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UsageError, match=rf"^--to {system} needs more packages .*: run pip install '.\[export\]' in a"):
-        export._exporter(system)
+    option = "--onnx" if system == "transformers_js" else f"--to {system}"
+    with pytest.raises(UsageError, match=rf"^{option} needs more packages .*: run pip install '.\[export\]' in a"):
+        export.exporter_of(system)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from huggingface_hub.utils import close_session
 from opus_mt import opus_mt_folder
 
 from hf_vanilla_transformer import cli
+from hf_vanilla_transformer.interop import stock
 
 CODE = {
     f"{part}_vanilla_transformer.py" for part in ("configuration", "modeling", "generation", "plan", "tokenization")
@@ -114,6 +115,29 @@ def test_a_stock_model_has_no_code(pushed, capsys):
     assert 'from_pretrained("me/stock")' in card
     assert "It is a MarianMTModel and needs no code of its own." in card
     assert "Length_penalty 0.48 in place of gnmt_length_penalty 0.6" in card
+
+
+def test_graphs_are_sent_and_those_of_an_earlier_model_removed(pushed, monkeypatch, capsys):
+    transformers_js = pytest.importorskip("hf_vanilla_transformer.interop.transformers_js")
+
+    def export(model, tokenizer, folder):
+        notes = stock.export(model, tokenizer, folder)
+        for name in ("onnx/encoder_model.onnx", "onnx/other/encoder_model.onnx", "onnx/notes.txt"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text("a graph")
+        return [*notes, "transformers.js opens the graphs"]
+
+    monkeypatch.setattr(transformers_js, "export", export)
+    local, folder, _ = pushed
+    command = ["push", str(folder / "first"), "me/graphs", "--as", "stock"]
+    assert cli.main([*command, "--onnx"]) == 0
+    files = local.repositories["me/graphs"].files()
+    assert {*files} == {".gitattributes", "README.md", *MODEL, "onnx/encoder_model.onnx"}
+    assert "Transformers.js opens the graphs." in files["README.md"].decode()
+    assert ", onnx/notes.txt, onnx/other/encoder_model.onnx" in capsys.readouterr().out
+    assert cli.main(command) == 0
+    assert {*local.repositories["me/graphs"].files()} == {".gitattributes", "README.md", *MODEL}
+    assert "removed from the repository: onnx/encoder_model.onnx" in capsys.readouterr().out
 
 
 def test_no_token_is_in_what_was_sent_or_written(pushed):

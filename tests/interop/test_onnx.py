@@ -260,8 +260,6 @@ def test_sinusoids_are_those_of_the_table(encoding):
 @pytest.mark.parametrize("error", [1e-3, float("nan")])
 def test_graphs_that_compute_something_else_are_refused(tmp_path, monkeypatch, error):
     monkeypatch.setattr(exporter, "_write", lambda *arguments: None)
-    monkeypatch.setattr(
-        exporter, "_logits_of_graphs", lambda model, sizes, folder: exporter._logits(model, sizes) + error
-    )
+    monkeypatch.setattr(exporter, "_logits_of_graphs", lambda model, sizes, run: exporter._logits(model, sizes) + error)
     with pytest.raises(ConversionError, match="onnxruntime's logits differ from the model's by"):
         exporter.export(make_model(position_encoding="learned", scale_embedding=False), NoTokenizer(), tmp_path)

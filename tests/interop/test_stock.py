@@ -1,11 +1,13 @@
 """Models as classes of transformers' own: the same logits and outputs, where this package doesn't exist."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
 
 from hf_vanilla_transformer import (
@@ -117,6 +119,117 @@ print(json.dumps([type(model).__name__, tokenizer.batch_decode(ids, skip_special
     assert json.loads((tmp_path / "it" / "tokenizer_config.json").read_text())["tokenizer_class"] == (
         "PreTrainedTokenizerFast"
     )
+
+
+# ---- Plain transformers, in processes that can't import this package ----
+WITHOUT_THE_PACKAGE = """
+import json, sys
+sys.modules["hf_vanilla_transformer"] = None
+import torch, transformers
+from safetensors.torch import save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+folder, output, texts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
+found = {"version": transformers.__version__, "class": type(model).__name__}
+"""
+OUTPUTS = """
+batch = tokenizer(texts, padding=True, return_tensors="pt")
+with torch.no_grad():
+    logits = model.eval()(**batch, decoder_input_ids=batch["input_ids"], use_cache=False).logits
+save_file({"logits": logits}, output + "/logits.safetensors")
+found["ids"] = batch["input_ids"].tolist()
+for beams in (1, 4):
+    options = {"num_beams": beams, "length_penalty": 0.0, "early_stopping": True, "do_sample": False}
+    found[str(beams)] = model.generate(**batch, **options, max_new_tokens=12).tolist()
+print(json.dumps(found))
+"""
+TRAINING = """
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+rows = [dict(tokenizer(text, text_target=text)) for text in texts]
+options = {"max_steps": 40, "learning_rate": 3e-3, "label_smoothing_factor": 0.1, "logging_steps": 10}
+options |= {"save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True}
+arguments = Seq2SeqTrainingArguments(output, **options)
+collator = DataCollatorForSeq2Seq(tokenizer, model=model)
+trainer = Seq2SeqTrainer(model, arguments, train_dataset=rows, data_collator=collator, processing_class=tokenizer)
+trainer.train()
+trainer.save_model(output)
+found["losses"] = [one["loss"] for one in trainer.state.log_history if "loss" in one]
+"""
+# The paper's base model, but for the vocabulary.
+BASE = {
+    "d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 8,
+    "decoder_attention_heads": 8, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048, "vocab_size": 8000,
+}  # fmt: skip
+
+
+def without_the_package(program, folder, output, path=None):
+    """What a program without the package finds, by its last line; `path` has another transformers."""
+    output.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", WITHOUT_THE_PACKAGE + program, folder, output, json.dumps(TEXTS)]
+    settings = {"cwd": output, "env": os.environ | ({"PYTHONPATH": str(path)} if path else {})}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def assert_same(found, model, tokenizer, output):
+    batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    assert found["ids"] == batch["input_ids"].tolist()
+    with torch.no_grad():
+        expected = model.eval()(**batch, decoder_input_ids=batch["input_ids"], use_cache=False).logits
+    logits = load_file(output / "logits.safetensors")["logits"]
+    torch.testing.assert_close(logits, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+    model.generation_config.gnmt_length_penalty = None
+    for beams in (1, 4):
+        options = {"num_beams": beams, "length_penalty": 0.0, "early_stopping": True, "do_sample": False}
+        assert found[str(beams)] == model.generate(**batch, **options, max_new_tokens=12).tolist()
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+    ("fields", "name"), [(fields, name) for fields, name in KINDS if "decoder_vocab_size" not in fields]
+)
+def test_base_sized_models(fields, name, tokenizer, tmp_path):
+    model = model_of(tokenizer, **BASE, **fields)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 0.1 if parameter.dim() == 2 else 1.0
+    stock.export(model, tokenizer, tmp_path)
+    found = without_the_package(OUTPUTS, tmp_path, tmp_path / "out")
+    assert found["class"] == name
+    assert_same(found, model, tokenizer, tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def transformers_4(tmp_path_factory):
+    """A folder with the last transformers 4, for PYTHONPATH."""
+    place = tmp_path_factory.mktemp("transformers_4")
+    packages = ["transformers==4.57.6", "tokenizers==0.22.2", "huggingface_hub==0.36.2"]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", place, *packages]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"pip can't install transformers 4, so it wasn't tried: {done.stderr[-300:]}")
+    return place
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(("fields", "name"), [one for one in KINDS if "FSMT" not in one[1]])  # 4's own fails
+def test_transformers_4_opens_it(fields, name, tokenizer, transformers_4, tmp_path):
+    model = model_of(tokenizer, **fields)
+    stock.export(model, tokenizer, tmp_path)
+    found = without_the_package(OUTPUTS, tmp_path, tmp_path / "out", transformers_4)
+    assert (found["version"], found["class"]) == ("4.57.6", name)
+    assert_same(found, model, tokenizer, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_trainer_without_the_package_trains_on_and_convert_brings_it_back(tokenizer, tmp_path):
+    stock.export(model_of(tokenizer), tokenizer, tmp_path)
+    found = without_the_package(TRAINING + OUTPUTS, tmp_path, tmp_path / "out")
+    assert found["losses"][-1] < found["losses"][0] - 0.5
+    assert cli.main(["convert", str(tmp_path / "out"), "--output", str(tmp_path / "back")]) == 0
+    again = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "back")
+    assert_same(found, again, AutoTokenizer.from_pretrained(tmp_path / "back"), tmp_path / "out")
 
 
 def test_it_trains_on(tokenizer, tmp_path):

@@ -1,0 +1,170 @@
+"""Stock models for the browser: `stock`'s folder with the ONNX graphs and the tokenizer that transformers.js opens.
+
+There, one graph decodes: an `If` between the decoder and the decoder with a past, which share their weights.
+"""
+
+import copy
+import json
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+from onnx_ir.passes import Sequential, common
+from onnxruntime.quantization import quantize_dynamic
+from onnxscript.optimizer import fold_constants
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerBase
+
+from ..data.symbols import train_tokenizer
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..tokenization_vanilla_transformer import WORD_OR_PUNCTUATION
+from . import stock
+from .conversion import ConversionError
+from .onnx import DECODER, DECODER_WITH_PAST, ENCODER, difference, quiet, run_graph, write_graphs
+
+FOLDER, MERGED, FLAG = "onnx", "decoder_model_merged", "use_cache_branch"
+QUANTIZED = "_quantized"  # the end of the names of graphs in 8 bits
+LARGEST = 1_500_000_000  # bytes of weights; torch.onnx writes more into files of their own
+# Where a piece of bpe begins, as empty matches: before the white space of WORD_START, and before CONTROL_TOKEN_END.
+BEFORE_WORD = r"(?<![\s\p{P}])(?=\s+(?![\s\p{P}]))"
+BEFORE_CONTROL_TOKEN_END = r"(?<=<pad|<s|</s)(?=>)"
+# Branches share their weights, and no name of a branch is also one of the graph around it.
+SHARE = Sequential(
+    common.LiftSubgraphInitializersToMainGraphPass(), common.DeduplicateInitializersPass(LARGEST), common.NameFixPass()
+)
+# transformers.js has no Pegasus; a Blenderbot is one whose positions are in the file.
+CLASSES = {key: stock.BLENDERBOT if kind is stock.PEGASUS else kind for key, kind in stock.CLASSES.items()}
+
+
+def export(
+    model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> list[str]:
+    """Writes a model as `stock.export` does, and its graphs in float32 and in 8 bits.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        folder: An empty folder.
+
+    Returns:
+        Notes for the user: what differs, and by how much.
+
+    Raises:
+        ConversionError: As `stock.export` and `onnx.export`; or transformers.js has no such class or other ids.
+        OSError: The folder can't be written.
+    """
+    if CLASSES.get((model.config.norm_position, model.config.position_encoding)) is stock.FSMT:
+        raise ConversionError("transformers.js has no FSMT, which this model would be; leave out --onnx")
+    if 4 * model.num_parameters() >= LARGEST:
+        raise ConversionError(f"in float32 its weights have more than {LARGEST:,} bytes; leave out --onnx")
+    notes = stock.export(model, _for_javascript(tokenizer), folder, CLASSES)
+    (folder / FOLDER).mkdir()
+    exact, rough = _write(model, folder / FOLDER)
+    return [
+        *notes,
+        f"transformers.js opens the graphs in {FOLDER}/: logits of random tokens differ from the model's by at most "
+        f"{exact:.0e} of the largest in float32, and by {rough:.0e} in 8 bits",
+        'in JavaScript, `await pipeline("translation", NAME)` searches greedily, without a length penalty. Give it one '
+        'sentence per call: in a batch, it continues behind the end of a sentence. "</s>" in a text is the token',
+    ]
+
+
+# ---- Graphs ----
+def _write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> tuple[float, float]:
+    """Writes the graphs; returns how far logits differ from the model's in float32 and in 8 bits."""
+    with tempfile.TemporaryDirectory() as parts, quiet():
+        write_graphs(model, Path(parts))
+        shutil.move(Path(parts) / f"{ENCODER}.onnx", folder)
+        decoder = _merged(*(ir.load(Path(parts) / f"{name}.onnx") for name in (DECODER, DECODER_WITH_PAST)))
+        ir.save(decoder, folder / f"{MERGED}.onnx")
+        # Otherwise the output matrix, the embeddings transposed, stays in float32 and is made anew for each token.
+        fold_constants(decoder, input_size_limit=LARGEST, output_size_limit=LARGEST)
+        ir.save(SHARE(decoder).model, Path(parts) / f"{MERGED}.onnx")
+        for name, place in ((ENCODER, folder), (MERGED, Path(parts))):
+            files = place / f"{name}.onnx", folder / f"{name}{QUANTIZED}.onnx"
+            quantize_dynamic(*files, extra_options={"EnableSubgraph": True})
+    exact = difference(model, partial(_run, folder, ""))
+    return exact, difference(model, partial(_run, folder, QUANTIZED), float("inf"))
+
+
+def _run(folder: Path, end: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Computes what one of `onnx.export`'s graphs does."""
+    if name == ENCODER:
+        return run_graph(folder / f"{ENCODER}{end}.onnx", inputs)
+    file, flag = folder / f"{MERGED}{end}.onnx", np.array([name == DECODER_WITH_PAST])
+    sizes, unread = {"batch": len(inputs["input_ids"])}, {}  # unread: what only the other branch reads
+    for one in onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]).get_inputs():
+        shape = [size if isinstance(size, int) else sizes.get(size, 0) for size in one.shape]
+        unread[one.name] = np.zeros(shape, np.float32)
+    return run_graph(file, unread | inputs | {FLAG: flag})
+
+
+def _merged(decoder: ir.Model, decoder_with_past: ir.Model) -> ir.Model:
+    """Makes one graph of the decoder's two, which become its branches.
+
+    It has the inputs of both and the outputs of the first; keys and values of the source are passed on from a past.
+    """
+    first, further = decoder.graph, decoder_with_past.graph
+    inputs: dict[str, ir.Value] = {}
+    for branch in (first, further):
+        for value in branch.inputs:
+            outer = inputs.setdefault(str(value.name), ir.Value(name=value.name, type=value.type, shape=value.shape))
+            value.replace_all_uses_with(outer)
+        branch.inputs.clear()
+    made, outputs = {value.name: value for value in further.outputs}, []
+    further.outputs.clear()
+    for value in first.outputs:
+        name = str(value.name)
+        if name not in made:
+            past = inputs[name.replace("present", "past_key_values")]
+            further.append(ir.node("Identity", [past], outputs=[ir.Value(name=name, type=past.type, shape=past.shape)]))
+            made[name] = further[-1].outputs[0]
+        further.outputs.append(made[name])
+        sizes = zip(value.shape or (), made[name].shape or (), strict=True)  # those that differ have no name
+        shape = ir.Shape([one if one == other else None for one, other in sizes])
+        outputs.append(ir.Value(name=name, type=value.type, shape=shape))
+    flag = ir.Value(name=FLAG, type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([1]))
+    choice = ir.node("If", [flag], {"then_branch": further, "else_branch": first}, outputs=outputs)
+    graph = ir.Graph([*inputs.values(), flag], outputs, nodes=[choice], opset_imports=first.opset_imports, name=MERGED)
+    return SHARE(ir.Model(graph, ir_version=decoder.ir_version)).model
+
+
+# ---- Tokenizer ----
+def _for_javascript(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Returns a tokenizer that has the same ids in JavaScript; raises `ConversionError` if there is none.
+
+    JavaScript's Metaspace "first" writes a space before each word, its FixedLength divides characters, and its Split
+    doesn't merge. A normalizer writes a text's first space, and empty matches divide before a word.
+    """
+    new = copy.deepcopy(tokenizer)
+    backend, special = getattr(new, "backend_tokenizer", None), {*tokenizer.special_tokens_map.values()}
+    if backend is not None and {one.content for one in backend.get_added_tokens_decoder().values()} <= special:
+        if _parts(backend) in [_parts(_example_of(kind)) for kind in ("words", "characters")]:
+            return new
+        for merge_punctuation, words in ((True, BEFORE_WORD), (False, WORD_OR_PUNCTUATION)):
+            if _parts(backend) == _parts(_example_of("bytes", merge_punctuation=merge_punctuation)):
+                backend.normalizer = normalizers.Prepend(" ")
+                divided = [pre_tokenizers.Split(Regex(one), "isolated") for one in (words, BEFORE_CONTROL_TOKEN_END)]
+                bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+                backend.pre_tokenizer = pre_tokenizers.Sequence([*divided, bytes_])
+                return new
+    raise ConversionError(
+        f"transformers.js would have other ids than its tokenizer, {type(tokenizer).__name__}: it has to be of bpe, "
+        "words, characters or bytes, without added tokens; leave out --onnx"
+    )
+
+
+def _example_of(kind: str, **options: Any) -> Tokenizer:
+    """A tokenizer as `train` makes it."""
+    return train_tokenizer([{"source": "a", "target": "a"}], [kind], **options).backend_tokenizer
+
+
+def _parts(backend: Tokenizer) -> list[Any]:
+    """All but the vocabulary."""
+    parts = json.loads(backend.to_str())
+    return [parts[name] for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]
