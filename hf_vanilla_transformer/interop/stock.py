@@ -119,7 +119,9 @@ def export(
         f"place of {config.layer_norm_eps}": True,
         f"positions end at {config.max_position_embeddings:,}; batches have to be padded on the right": True,
         "sinusoids are trainable there": kind.has_table and config.position_encoding != "learned",
-        "FSMT needs transformers 5; that of 4.57 fails": kind is FSMT,
+        "it needs transformers 5: 4.57 fails with FSMT, and with two vocabularies": (
+            kind is FSMT or config.decoder_vocab_size not in (None, config.vocab_size)
+        ),
         "label smoothing is the Trainer's there: label_smoothing_factor": config.label_smoothing > 0,
     }
     return [*(note for note, is_so in found.items() if is_so), *notes]

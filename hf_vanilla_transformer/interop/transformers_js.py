@@ -82,7 +82,7 @@ def _write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> t
         shutil.move(Path(parts) / f"{ENCODER}.onnx", folder)
         decoder = _merged(*(ir.load(Path(parts) / f"{name}.onnx") for name in (DECODER, DECODER_WITH_PAST)))
         ir.save(decoder, folder / f"{MERGED}.onnx")
-        # Otherwise the output matrix, the embeddings transposed, stays in float32 and is made again for each token.
+        # Otherwise the output matrix, the embeddings transposed, stays in float32 and is computed again for each token.
         fold_constants(decoder, input_size_limit=LARGEST, output_size_limit=LARGEST)
         ir.save(SHARE(decoder).model, Path(parts) / f"{MERGED}.onnx")
         for name, place in ((ENCODER, folder), (MERGED, Path(parts))):

@@ -42,6 +42,11 @@ KINDS = [
 ]
 
 
+def is_for_5(fields, name):
+    """Whether transformers 4.57's own class fails."""
+    return "FSMT" in name or "decoder_vocab_size" in fields
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
     return VanillaTransformerTokenizerFast.train_from_iterator(TEXTS, vocab_size=300, show_progress=False)
@@ -61,6 +66,7 @@ def test_logits_and_outputs_are_the_models(fields, name, tokenizer, tmp_path):
     model = model_of(tokenizer, **fields)
     notes = stock.export(model, tokenizer, tmp_path)
     assert notes[0].startswith(f"it is a {name}")
+    assert is_for_5(fields, name) is any("it needs transformers 5" in note for note in notes)
     own = AutoTokenizer.from_pretrained(tmp_path)
     assert own(TEXTS)["input_ids"] == tokenizer(TEXTS)["input_ids"]
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
@@ -135,7 +141,7 @@ found = {"version": transformers.__version__, "class": type(model).__name__}
 OUTPUTS = """
 batch = tokenizer(texts, padding=True, return_tensors="pt")
 with torch.no_grad():
-    logits = model.eval()(**batch, decoder_input_ids=batch["input_ids"], use_cache=False).logits
+    logits = model.eval()(**batch, decoder_input_ids=batch["input_ids"].clamp(min=3), use_cache=False).logits
 save_file({"logits": logits}, output + "/logits.safetensors")
 found["ids"] = batch["input_ids"].tolist()
 for beams in (1, 4):
@@ -176,7 +182,7 @@ def assert_same(found, model, tokenizer, output):
     batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
     assert found["ids"] == batch["input_ids"].tolist()
     with torch.no_grad():
-        expected = model.eval()(**batch, decoder_input_ids=batch["input_ids"], use_cache=False).logits
+        expected = model.eval()(**batch, decoder_input_ids=batch["input_ids"].clamp(min=3), use_cache=False).logits
     logits = load_file(output / "logits.safetensors")["logits"]
     torch.testing.assert_close(logits, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
     model.generation_config.gnmt_length_penalty = None
@@ -213,7 +219,7 @@ def transformers_4(tmp_path_factory):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize(("fields", "name"), [one for one in KINDS if "FSMT" not in one[1]])  # 4's own fails
+@pytest.mark.parametrize(("fields", "name"), [one for one in KINDS if not is_for_5(*one)])
 def test_transformers_4_opens_it(fields, name, tokenizer, transformers_4, tmp_path):
     model = model_of(tokenizer, **fields)
     stock.export(model, tokenizer, tmp_path)
