@@ -68,8 +68,9 @@ def attention_of(
     check_model(model)
     if isinstance(model, Backend):
         raise ValueError("a model in CTranslate2's format shows no attention weights; give the model itself")
-    for name, text in {"source": source, **({} if target is None else {"target": target})}.items():
-        _check(name, text)
+    _check("source", source)
+    if target is not None:
+        _check("target", target)
     with set_languages(tokenizer, EngineBackend(model, tokenizer), {}, [source], 0, **languages) as (begin, options):
         plan = Plan.of(options, model.generation_config)
         source_ids = _token_ids(model, tokenizer, "source", begun(tokenizer, source, begin), plan)
@@ -78,9 +79,8 @@ def attention_of(
         inputs = torch.tensor([source_ids], device=model.device)
         batch = {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
         if forced is None:
-            sequence = model.generate(**batch, **options, num_return_sequences=1, return_dict_in_generate=False)[
-                0
-            ].tolist()
+            found = model.generate(**batch, **options, num_return_sequences=1, return_dict_in_generate=False)
+            sequence = found[0].tolist()
         else:  # the start token, and the target
             sequence = [plan.start, *forced]
         read, predicted = sequence[:-1], sequence[1:]

@@ -239,11 +239,12 @@ class CTranslate2Backend(Backend):
         threads: int | None = None,
     ) -> "CTranslate2Backend":
         """Converts a model in a temporary folder; other arguments and errors are those of the class."""
+        from ..checkpoints.loading import MODEL_TYPE  # it needs transformers
         from ..interop import ctranslate2 as exporter  # it needs an extra, and takes a while
         from ..interop.conversion import ConversionError
 
         with tempfile.TemporaryDirectory(prefix="hf_vanilla_transformer-") as folder:
-            is_own = model.config.model_type == "vanilla_transformer"
+            is_own = model.config.model_type == MODEL_TYPE
             write = exporter.write if is_own else exporter.write_other
             try:
                 write(model, tokenizer, Path(folder))

@@ -1,39 +1,26 @@
 """The page in a browser: what a user types, chooses and sees, and that text stays text."""
 
 import json
-import shutil
 import time
 
 import pytest
 
-webdriver = pytest.importorskip("selenium.webdriver")
+pytest.importorskip("selenium.webdriver")
 
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
-DRIVER = shutil.which("chromedriver")
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=1200,1000",
-)  # fmt: skip
+from tests.chromium import MARKS, chromium
+
 PATIENCE = 120  # seconds
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(DRIVER is None, reason="needs chromedriver and Chromium"),
-    pytest.mark.timeout(600),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture
 def driver(tmp_path):
-    options = webdriver.ChromeOptions()
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
+    with chromium(tmp_path) as driver:
+        yield driver
 
 
 def test_translate_and_look_at_the_attention(driver, page):

@@ -1,48 +1,34 @@
 """The page in Chromium, from a file: it computes what PyTorch computes, every switch works, and it loads nothing."""
 
 import json
-import shutil
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-webdriver = pytest.importorskip("selenium.webdriver")
+pytest.importorskip("selenium.webdriver")
 
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import Select  # noqa: E402
-from small_models import TEXTS, assert_same_hypotheses, logits_of, model_with  # noqa: E402
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer  # noqa: E402
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
+from small_models import TEXTS, assert_same_hypotheses, logits_of, model_with
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vanilla_transformer.explain.page import model_page  # noqa: E402
+from hf_vanilla_transformer.explain.page import model_page
+from tests.chromium import MARKS, chromium
 
-DRIVER = shutil.which("chromedriver")
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=1200,1000",
-)  # fmt: skip
 PATIENCE = 60  # seconds
 HOSTILE = "</script><img src=x onerror=document.title='broken'> <!--<b>${1} {{data}}"
 SECTIONS = ("tokens", "embeddings", "encoder", "decoder", "cross", "softmax", "beam", "forcing", "attribution")
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(DRIVER is None, reason="needs chromedriver and Chromium"),
-    pytest.mark.timeout(600),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
+    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        yield driver
 
 
 @pytest.fixture
