@@ -318,11 +318,4 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
-    """Splits heads and inner feed-forward units over the devices."""
-    split = {f"{name}.{p}_proj": "colwise" for name in attentions for p in "qkv"} | {"feed_forward.fc1": "colwise"}
-    joined = {f"{name}.out_proj": "rowwise" for name in attentions} | {"feed_forward.fc2": "rowwise"}
-    return {f"layers.*.{name}": style for name, style in (split | joined).items()}
-
-
 __all__ = ["PRESETS", "VanillaTransformerConfig"]

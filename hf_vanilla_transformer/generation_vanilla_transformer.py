@@ -77,41 +77,8 @@ class DecodingMixin:
 
     generation_config: GenerationConfig
     config: Any
+    mask_of_left_padding: Any  # the model's
     engine: Any = None  # what `hf_vanilla_transformer.engine.attach` puts there: it decodes in place of this file
-
-    def adjust_generation_fn(self, *args: object, **kwargs: object) -> None:
-        """Keeps the paper's decoding where a checkpoint has no generation_config.json; called by `from_pretrained`."""
-        paper = self.generation_config
-        super().adjust_generation_fn(*args, **kwargs)  # type: ignore[misc]
-        if self.generation_config._from_model_config:  # transformers then takes the settings of config.json
-            self.generation_config = paper
-
-    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Shifts labels, (B, T), padded with -100 on either side, right: the target begins with the start token (3.1).
-
-        Raises:
-            ValueError: The configuration has no such token, or none for padding.
-        """
-        start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
-        if start is None or pad is None:
-            raise ValueError("Shifting labels right needs `decoder_start_token_id` and `pad_token_id` in the config.")
-        real = labels != -100
-        first = real & (real.cumsum(dim=-1) == 1)
-        first[:, 0] |= ~real.any(dim=-1)  # a row without labels starts too
-        shifted = F.pad(labels, (1, -1), value=-100)
-        return shifted.masked_fill(shifted == -100, pad).masked_fill(first, start)
-
-    def mask_of_left_padding(self, decoder_input_ids: Tensor | None, labels: Tensor | None) -> Tensor | None:
-        """Masks what stands before the first token of a target, (B, T); what stands behind the last, no token sees.
-
-        None where padding can't be told from the start token.
-        """
-        pad = self.config.pad_token_id or 0
-        if labels is not None:
-            return (labels != -100).cumsum(dim=-1) > 0
-        if decoder_input_ids is None or self.config.decoder_start_token_id == pad:
-            return None
-        return (decoder_input_ids != pad).cumsum(dim=-1) > 0
 
     @torch.no_grad()
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -212,27 +179,6 @@ class DecodingMixin:
             if plan.forced_end and len(set(longest)) > 1:
                 forcing = ForcedEndPerSentence(criterion, list(plan.forced_end))
                 kwargs["logits_processor"] = [*(kwargs.get("logits_processor") or []), forcing]
-
-    def compute_transition_scores(
-        self,
-        sequences: torch.Tensor,
-        scores: tuple[torch.Tensor, ...],
-        beam_indices: torch.Tensor | None = None,
-        normalize_logits: bool = False,
-    ) -> torch.Tensor:
-        """Returns the scores of generated tokens, (rows, steps), 0 behind the end of a beam, as transformers does.
-
-        transformers' own presumes that the target has `vocab_size` tokens.
-        """
-        stacked = torch.stack(scores)  # (steps, rows, V)
-        if normalize_logits:
-            stacked = stacked.log_softmax(dim=-1)
-        if beam_indices is None:
-            beam_indices = torch.arange(stacked.shape[1], device=stacked.device)[:, None].expand(-1, len(scores))
-        length = int((beam_indices >= 0).sum(dim=1).max())
-        rows, steps = beam_indices[:, :length], torch.arange(length, device=beam_indices.device)
-        chosen = stacked[steps, rows.clamp(min=0), sequences[:, sequences.shape[1] - length :]]
-        return chosen.masked_fill(rows < 0, 0.0)
 
 
 def _put(kwargs: dict[str, Any], name: str, value: object) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, initialization
+from transformers import GenerationConfig, GenerationMixin, initialization
 from transformers.activations import ACT2FN
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
@@ -22,8 +22,19 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_vanilla_transformer import VanillaTransformerConfig, tensor_parallel_plan
+from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import PAPER_DECODING, DecodingMixin
+from .integration_vanilla_transformer import (
+    IntegratedModel,
+    SharedEmbeddings,
+    TargetsMixin,
+    cache_of_both,
+    check_inputs,
+    kernel_and_mask,
+    naming_ids,
+    tensor_parallel_plan,
+    through_cache,
+)
 
 
 # ---- 3.5 Positional encoding ----
@@ -38,8 +49,8 @@ def sinusoidal_table(length: int, d_model: int, encoding: str = "paper", first_p
     else:
         exponent = torch.arange(d_model // 2, dtype=torch.float64) / max(d_model // 2 - 1, 1)
     angles = positions / 10000**exponent  # (length, d_model / 2)
-    sin, cos = angles.sin(), angles.cos()
-    table = torch.stack([sin, cos], dim=-1).flatten(1) if encoding == "paper" else torch.cat([sin, cos], dim=1)
+    pair = [angles.sin(), angles.cos()]
+    table = torch.stack(pair, dim=-1).flatten(1) if encoding == "paper" else torch.cat(pair, dim=1)
     # An odd width has one cosine less than sines; in tensor2tensor and fairseq a zero at the end.
     return F.pad(table, (0, max(d_model - table.shape[1], 0)))[:, :d_model].float()
 
@@ -96,7 +107,8 @@ def eager_attention(
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
         mask = mask.tril() if module.is_causal and query.shape[-2] > 1 else mask
     if mask.dtype != torch.bool:
-        scores, mask = scores + mask, mask > torch.finfo(mask.dtype).min
+        scores = scores + mask
+        mask = mask > torch.finfo(mask.dtype).min
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     weights = F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
     weights = F.dropout(weights.masked_fill(~mask, 0.0), p=dropout, training=module.training)
@@ -109,10 +121,13 @@ class VanillaTransformerAttention(nn.Module):
 
     def __init__(self, config: VanillaTransformerConfig, num_heads: int, layer_idx: int, causal: bool = False) -> None:
         super().__init__()
-        self.config, self.layer_idx, self.is_causal = config, layer_idx, causal
+        self.config = config
+        self.layer_idx = layer_idx
+        self.is_causal = causal
         self.head_dim = config.head_dim or config.d_model // num_heads  # d_k
         self.value_head_dim = config.value_head_dim or config.d_model // num_heads  # d_v
-        self.scaling, self.attention_dropout = self.head_dim**-0.5, config.attention_dropout
+        self.scaling = self.head_dim**-0.5
+        self.attention_dropout = config.attention_dropout
         self.q_proj = nn.Linear(config.d_model, num_heads * self.head_dim, bias=config.attention_bias)
         self.k_proj = nn.Linear(config.d_model, num_heads * self.head_dim, bias=config.attention_bias)
         self.v_proj = nn.Linear(config.d_model, num_heads * self.value_head_dim, bias=config.attention_bias)
@@ -123,37 +138,21 @@ class VanillaTransformerAttention(nn.Module):
     def forward(self, x: Tensor, memory: Any, mask: Any, cache: Any = None, **kwargs: object) -> tuple[Tensor, Any]:
         """Attends from x, (B, T, d_model), to memory, (B, S, d_model), or without it to x; the weights may be None."""
         query = self.split(self.q_proj(x), self.head_dim)  # (B, h, T, d_k)
-        key, value = self.keys_and_values(x, memory, cache)  # (B, h, S, d_k), (B, h, S, d_v)
-        name = self.config._attn_implementation or "eager"
-        if "flash" in name and self.value_head_dim > self.head_dim:
-            raise ValueError(f'{name} needs d_v <= d_k (`value_head_dim`, `head_dim`); use attn_implementation="sdpa".')
-        if "flash" in name and memory is not None and mask is not None:
-            name, mask = "sdpa", mask[:, None, None, :].bool()  # transformers would unpad queries by the keys' mask
-        elif name == "sdpa" and kwargs.get("output_attentions"):
-            name = "eager"  # sdpa has no weights to show, and its masks are understood
+        source = x if memory is None else memory
+        key, value = through_cache(cache, self.layer_idx, memory is not None, lambda: self.keys_and_values(source))
+        name, mask = kernel_and_mask(self, mask, memory is not None, kwargs.get("output_attentions"))
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
         kwargs["dropout"] = self.attention_dropout if self.training else 0.0
-        heads, weights = attend(self, query, key, value, mask, scaling=self.scaling, **kwargs)  # as all kernels have it
+        heads, weights = attend(self, query, key, value, mask, scaling=self.scaling, **kwargs)
         return self.out_proj(heads.flatten(2)), weights
 
     def split(self, x: Tensor, head_dim: int) -> Tensor:
         """Gives each head its part of (B, T, h * head_dim): (B, h, T, head_dim)."""
         return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)  # type: ignore[no-untyped-call]
 
-    def keys_and_values(self, x: Tensor, memory: Tensor | None, cache: Any) -> tuple[Tensor, Tensor]:
-        """Projects x, or a memory (once, if there is a cache): (B, h, S, d_k) and (B, h, S, d_v)."""
-        if memory is not None and cache is not None and cache.is_updated.get(self.layer_idx):
-            layer = cache.cross_attention_cache.layers[self.layer_idx]
-            return layer.keys, layer.values
-        source = x if memory is None else memory
-        key = self.split(self.k_proj(source), self.head_dim)
-        value = self.split(self.v_proj(source), self.value_head_dim)
-        if cache is None:
-            return key, value
-        if memory is None:
-            return cache.self_attention_cache.update(key, value, self.layer_idx)
-        cache.is_updated[self.layer_idx] = True
-        return cache.cross_attention_cache.update(key, value, self.layer_idx)
+    def keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Projects (B, S, d_model) to the heads' keys, (B, h, S, d_k), and values, (B, h, S, d_v)."""
+        return self.split(self.k_proj(source), self.head_dim), self.split(self.v_proj(source), self.value_head_dim)
 
 
 # ---- 3.3 Position-wise feed-forward networks ----
@@ -173,6 +172,21 @@ class VanillaTransformerFeedForward(nn.Module):
 
 
 # ---- 3.1 Encoder and decoder stacks ----
+def shift_right(labels: Tensor, start: int | None, pad: int | None) -> Tensor:
+    """Shifts targets, (B, T), padded with -100 on either side, right: each begins with the token `start`.
+
+    Raises:
+        ValueError: There is no such token, or none for padding.
+    """
+    if start is None or pad is None:
+        raise ValueError("Shifting labels right needs `decoder_start_token_id` and `pad_token_id` in the config.")
+    real = labels != -100
+    first = real & (real.cumsum(dim=-1) == 1)
+    first[:, 0] |= ~real.any(dim=-1)  # a row without labels starts too
+    shifted = F.pad(labels, (1, -1), value=-100)
+    return shifted.masked_fill(shifted == -100, pad).masked_fill(first, start)
+
+
 class PostNormResidual(nn.LayerNorm):
     """LayerNorm(x + Dropout(Sublayer(x))): section 3.1, with the dropout of 5.4."""
 
@@ -231,15 +245,8 @@ class VanillaTransformerDecoderLayer(GradientCheckpointingLayer):
         return self.final_layer_norm(x, lambda x: self.feed_forward(x))  # accelerate moves modules in arguments
 
 
-class VanillaTransformerPreTrainedModel(PreTrainedModel):
-    """The base of all models here: initialisation, and facts that transformers needs."""
-
-    config: VanillaTransformerConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = _can_compile_fullgraph = True
-    _no_split_modules = ["VanillaTransformerEncoderLayer", "VanillaTransformerDecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
-    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
+class VanillaTransformerPreTrainedModel(IntegratedModel):
+    """The base of all models here: their initialisation."""
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -255,30 +262,6 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         if getattr(module, "bias", None) is not None:
             initialization.zeros_(module.bias)
 
-    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Returns {alias: canonical name}: here `tie_word_embeddings` is about the output projection alone (3.4)."""
-        return super().get_expanded_tied_weights_keys(True) if all_submodels else dict(self._tied_weights_keys or {})
-
-    def _resize_token_embeddings(self, *size: int | None) -> nn.Module:
-        is_joint, stacks = self.config.decoder_vocab_size is None, [self.get_encoder(), self.get_decoder()]
-        return self._resize_vocabulary_of(stacks if is_joint else stacks[:1], *size)
-
-    def resize_decoder_token_embeddings(self, *size: int | None) -> nn.Module:
-        """Resizes a target vocabulary of its own; arguments as those of `resize_token_embeddings`."""
-        if self.config.decoder_vocab_size is None:
-            raise ValueError("Source and target have one vocabulary here: call `resize_token_embeddings` instead.")
-        embeddings = self._resize_vocabulary_of([self.get_decoder()], *size)
-        self.config.decoder_vocab_size = embeddings.num_embeddings
-        self.tie_weights()
-        return embeddings
-
-    def _resize_vocabulary_of(self, stacks: list[Any], *size: int | None) -> Any:
-        for stack in stacks:
-            stack.embed_tokens = embeddings = self._get_resized_embeddings(stack.embed_tokens, *size)
-        if self.get_decoder() in stacks and (head := self.get_output_embeddings()) is not None:
-            self.set_output_embeddings(self._get_resized_lm_head(head, embeddings.num_embeddings))
-        return stacks[0].embed_tokens
-
 
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
     """The base of the two stacks: embeddings with positions, N layers, an optional last LayerNorm."""
@@ -288,27 +271,23 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
     def __init__(self, config: VanillaTransformerConfig, vocab_size: int, layers: Sequence[nn.Module]) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model, config.pad_token_id)
-        learned, last_norm = config.position_encoding == "learned", config.final_layer_norm
-        self.embed_positions = LearnedPositions(config) if learned else SinusoidalPositions(config)
+        positions = LearnedPositions if config.position_encoding == "learned" else SinusoidalPositions
+        self.embed_positions = positions(config)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(layers)
+        last_norm = config.final_layer_norm
         self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if last_norm else nn.Identity()
         self.gradient_checkpointing = False
         self.post_init()
 
     def embed(self, ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None, cache: Any = None) -> Tensor:
         """sqrt(d_model) times the tokens' embeddings (3.4), plus positions (3.5), with dropout (5.4)."""
-        if (ids is None) == (embeds is None):
-            advice = "Use `DataCollatorForSeq2Seq(tokenizer, model=model)`; without labels, `DataCollatorWithPadding`"
-            raise ValueError(f"Give exactly one: ids, labels or embeddings. {advice} and `predict_with_generate=True`.")
-        try:
-            x = (self.embed_tokens(ids) if embeds is None else embeds) * self.config.embedding_scale
-        except IndexError as error:
-            raise outside_vocabulary(ids, self.embed_tokens.num_embeddings) from error
-        length = x.shape[1]
-        if cache is None and mask is not None and mask.ndim == 2 and mask.shape[1] != length:
-            raise ValueError(f"The attention mask has {mask.shape[1]} positions for {length} tokens.")
-        past, length = (0, length) if cache is None else (cache.get_seq_length(), cache.get_mask_sizes(length, 0)[0])
+        check_inputs(ids, embeds, mask, cache)
+        if embeds is None:
+            embeds = naming_ids(lambda: self.embed_tokens(ids), ids, self.embed_tokens.num_embeddings)
+        x = embeds * self.config.embedding_scale
+        past = 0 if cache is None else cache.get_seq_length()
+        length = x.shape[1] if cache is None else cache.get_mask_sizes(x.shape[1], 0)[0]
         return self.dropout(x + self.embed_positions(positions_of(mask, past, x), length).to(x.dtype))
 
 
@@ -370,14 +349,14 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         **kwargs: object,
     ) -> DecoderOutput:
         """Decodes T positions into (B, T, d_model), after those which `past_key_values` holds."""
-        memory, cache = encoder_hidden_states, past_key_values
+        memory = encoder_hidden_states
         if memory is None:
             raise ValueError("The decoder attends to the encoder's output: pass `encoder_hidden_states`.")
-        if (use_cache or cache is not None) and not isinstance(cache, EncoderDecoderCache):
-            cache = EncoderDecoderCache(DynamicCache() if cache is None else cache, DynamicCache())
+        cache = cache_of_both(past_key_values, use_cache)
         own = cache.self_attention_cache if cache is not None else None
         x = self.embed(input_ids, inputs_embeds, attention_mask, own)
         skip = {"allow_is_bidirectional_skip": self.config._attn_implementation != "eager"}  # skipping reads the mask
+        # 3.2.3: a position doesn't see those behind it, and so predictions depend on known outputs alone.
         mask = create_causal_mask(self.config, x, attention_mask, own)
         cross = create_bidirectional_mask(self.config, x, encoder_attention_mask, memory, **skip)
         for layer in self.layers:
@@ -385,7 +364,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         return DecoderOutput(last_hidden_state=self.layer_norm(x), past_key_values=cache)
 
 
-class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
+class VanillaTransformerModel(SharedEmbeddings, VanillaTransformerPreTrainedModel):
     """Encoder and decoder, without the output projection."""
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
@@ -395,16 +374,6 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.encoder = VanillaTransformerEncoder(config)
         self.decoder = VanillaTransformerDecoder(config)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Returns the source embeddings; they are the target's too if the two are shared."""
-        return self.encoder.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replaces the source embeddings, and the target's if the two are shared."""
-        self.encoder.embed_tokens = value
-        if self.config.share_encoder_decoder_embeddings:
-            self.decoder.embed_tokens = value
 
     @can_return_tuple
     def forward(
@@ -449,29 +418,25 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
 
 # ---- 3.4 Embeddings and softmax ----
-def outside_vocabulary(ids: Any, vocab_size: int) -> IndexError:
-    """Makes the error for token ids, (...), that the vocabulary doesn't have."""
-    return IndexError(
-        f"Token ids go from {ids.min():d} to {ids.max():d}, but the vocabulary has {vocab_size} tokens, from 0 up. "
-        "Compare `len(tokenizer)` with `config.vocab_size`; resize_token_embeddings adds tokens."
-    )
-
-
 def label_smoothed_cross_entropy(
     logits: Tensor, labels: Tensor, num_items_in_batch: Any = None, label_smoothing: float = 0.0, **kwargs: Any
 ) -> Tensor:
     """Cross-entropy of (..., V) and labels, (...), with eps_ls spread over V (5.4): a mean over labels but for -100."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
     labels = labels.to(logits.device).flatten()
-    try:
-        loss = F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum", label_smoothing=label_smoothing)
-    except IndexError as error:
-        raise outside_vocabulary(labels.masked_fill(labels == -100, 0), logits.shape[-1]) from error
+    loss = naming_ids(
+        lambda: F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum", label_smoothing=label_smoothing),
+        labels,
+        logits.shape[-1],
+        ignore_index=-100,
+    )
     items = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
     return loss / (items.to(loss.device).clamp(min=1) if isinstance(items, Tensor) else max(items, 1))
 
 
-class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, DecodingMixin, GenerationMixin):
+class VanillaTransformerForConditionalGeneration(
+    VanillaTransformerPreTrainedModel, DecodingMixin, TargetsMixin, GenerationMixin
+):
     """The complete model, with the projection to the vocabulary that shares the embeddings' matrix."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -505,8 +470,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         **kwargs: Any,  # output_attentions, output_hidden_states, num_items_in_batch ...
     ) -> Seq2SeqLMOutput:
         """Predicts the token at each target position: `logits`, (B, T, V), and with labels `loss`."""
-        config, kwargs["return_dict"] = self.config, True
-        use_cache = False if labels is not None or (self.training and use_cache is None) else use_cache
+        kwargs["return_dict"] = True
+        if labels is not None or (self.training and use_cache is None):
+            use_cache = False
         shifted = labels if decoder_input_ids is None and decoder_inputs_embeds is None else None
         if decoder_attention_mask is None and not use_cache and past_key_values is None:
             decoder_attention_mask = self.mask_of_left_padding(decoder_input_ids, shifted)
@@ -525,16 +491,19 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        hidden, loss = outputs.last_hidden_state[:, kept], None
-        logits = None if skip_logits and labels is not None else self.lm_head(hidden)
+        hidden = outputs.last_hidden_state[:, kept]
+        logits = loss = None
         if labels is not None:
-            kwargs["label_smoothing"] = config.label_smoothing if self.training else 0.0
-            loss_of, predicted = (self.loss_of_targets, hidden) if logits is None else (self.loss_function, logits)
-            loss = loss_of(predicted, labels[:, kept], **kwargs)
+            labels = labels[:, kept]
+            kwargs["label_smoothing"] = self.config.label_smoothing if self.training else 0.0
+        if labels is not None and skip_logits:
+            loss = self.loss_of_targets(hidden, labels, **kwargs)
+        else:
+            logits = self.lm_head(hidden)
+            loss = None if labels is None else self.loss_function(logits, labels, **kwargs)
         kept_outputs = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=logits, **kept_outputs)
 
-    def loss_of_targets(self, hidden: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
-        """Projects the positions of (B, T, d_model) that have a label, and returns their loss."""
-        real = labels != -100
-        return self.loss_function(self.lm_head(hidden[real]), labels[real], **kwargs)
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Returns what the decoder is given to predict labels, (B, T): `shift_right` by the configuration's tokens."""
+        return shift_right(labels, self.config.decoder_start_token_id, self.config.pad_token_id)

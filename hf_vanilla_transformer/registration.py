@@ -12,7 +12,8 @@ LIBRARY = "transformers"
 OWN = tuple(
     f"{__package__}.{name}"
     for name in (
-        *("configuration_vanilla_transformer", "generation_vanilla_transformer", "modeling_vanilla_transformer"),
+        *("configuration_vanilla_transformer", "integration_vanilla_transformer"),
+        *("generation_vanilla_transformer", "modeling_vanilla_transformer"),
         *("tokenization_dictionary", "tokenization_source_target", "tokenization_vanilla_transformer"),
     )
 )

@@ -133,7 +133,6 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
         new = super().train_new_from_iterator(text_iterator, pieces, length, None, special_tokens_map, **kwargs)
         new.add_tokens(extra, special_tokens=True)
         new.update_post_processor()  # the control tokens may have new names
-        new.bpe_dropout = None
         return new
 
     def add_special_tokens(self, special_tokens_dict: Any, replace_extra_special_tokens: bool = False) -> int:
@@ -168,23 +167,6 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
             return super().get_special_tokens_mask(token_ids_0, token_ids_1, already_has_special_tokens=True)
         inside = len(token_ids_0) + len(token_ids_1 or [])
         return [1] * self.add_bos_token + [0] * inside + [1] * (self.eos_token_id is not None)
-
-    @property
-    def bpe_dropout(self) -> float | None:
-        """Probability to skip a merge, so that pieces vary (BPE-dropout: Provilkov et al. 2020, arXiv:1910.13267).
-
-        For training data that you tokenize again in each epoch; set it to None again before you evaluate. It is never
-        saved. Decoding stays exact. The backend draws from a generator of its own that can't be seeded, and skips
-        less than the authors' algorithm does at their 0.1; `vanilla-transformer train --bpe_dropout` has neither fault.
-        """
-        dropout = self._tokenizer.model.dropout
-        return None if dropout is None else round(dropout, 6)  # the backend keeps 32 bits of it
-
-    @bpe_dropout.setter
-    def bpe_dropout(self, probability: float | None) -> None:
-        if probability is not None and not (isinstance(probability, (int, float)) and 0 <= probability < 1):
-            raise ValueError(f"bpe_dropout={probability!r}: give a number in [0, 1), or None to switch it off")
-        self._tokenizer.model.dropout = probability or None
 
     def readable_pieces(self, ids: Any) -> list[str]:
         """The pieces of one sequence as people read them, for the axes of plots.
@@ -251,13 +233,6 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
         if number and any(token.special for token in tokens) and "_should_update_post_processor" in vars(self):
             self.update_post_processor()  # a control token has an id now
         return number
-
-    def _save_pretrained(self, *args: object, **kwargs: object) -> tuple[str, ...]:
-        dropout, self.bpe_dropout = self.bpe_dropout, None
-        try:
-            return super()._save_pretrained(*args, **kwargs)
-        finally:
-            self.bpe_dropout = dropout
 
 
 VanillaTransformerTokenizer = VanillaTransformerTokenizerFast

@@ -12,15 +12,15 @@ import pytest
 PACKAGE = "hf_vanilla_transformer"
 ROOT = Path(__file__).parents[1]
 
-CONFIG, MODEL, GENERATION, TOKENIZATION = (
-    f"{name}_vanilla_transformer" for name in ("configuration", "modeling", "generation", "tokenization")
+CONFIG, MODEL, GENERATION, INTEGRATION, TOKENIZATION = (
+    f"{name}_vanilla_transformer" for name in ("configuration", "modeling", "generation", "integration", "tokenization")
 )
 PLAN = "plan_vanilla_transformer"
-PAPER = {CONFIG, MODEL, GENERATION, PLAN, TOKENIZATION}
+PAPER = {CONFIG, MODEL, GENERATION, INTEGRATION, PLAN, TOKENIZATION}
 # They travel with the checkpoints that they belong to.
 DICTIONARY, SOURCE_TARGET = "tokenization_dictionary", "tokenization_source_target"
 # What a travelling file may import: on the Hub, neither this package nor other libraries can be counted on.
-SIBLINGS = {MODEL: {CONFIG, GENERATION}, GENERATION: {PLAN}}
+SIBLINGS = {MODEL: {CONFIG, GENERATION, INTEGRATION}, INTEGRATION: {CONFIG}, GENERATION: {PLAN}}
 LIBRARIES = {"torch", "transformers", "tokenizers", *sys.stdlib_module_names}
 OWN_LIBRARIES = {CONFIG: {"huggingface_hub"}, DICTIONARY: {"sentencepiece", "subword_nmt"}}
 

@@ -322,7 +322,7 @@ def _fingerprint(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> str | No
     """
     if type(tokenizer) is not VanillaTransformerTokenizerFast:
         return None
-    if tokenizer.bpe_dropout:  # each call segments in another way
+    if tokenizer.backend_tokenizer.model.dropout:  # each call segments in another way
         return generate_random_fingerprint()
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     content |= {"padding": None, "truncation": None}  # left over from its last call

@@ -8,7 +8,9 @@ from transformers.utils import cached_file, logging
 
 logger = logging.get_logger(__name__)
 
-FILES = tuple(f"{name}_vanilla_transformer" for name in ("configuration", "generation", "modeling", "plan"))
+FILES = tuple(
+    f"{name}_vanilla_transformer" for name in ("configuration", "generation", "integration", "modeling", "plan")
+)
 
 
 def warn_of_other_code(model: PreTrainedModel) -> None:

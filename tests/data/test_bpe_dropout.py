@@ -113,7 +113,7 @@ def pairs(tmp_path, tokenizer):
 
 def test_a_tokenizers_own_dropout_segments_anew_at_each_call(pairs, tokenizer, tmp_path):
     dropping = copy.deepcopy(tokenizer)
-    dropping.bpe_dropout = 0.3
+    dropping.backend_tokenizer.model.dropout = 0.3
     texts = [list(pairs["source"]), list(pairs["target"])]
     first, second = (rows_of(tokenize(corpus_of(tmp_path, *texts), dropping, Cleaning(100))) for _ in range(2))
     assert first != second

@@ -26,7 +26,7 @@ from hf_vanilla_transformer import (
 )
 
 PACKAGE = Path(hf_vanilla_transformer.__file__).parent
-MODEL_PARTS = ("configuration", "modeling", "generation", "plan")
+MODEL_PARTS = ("configuration", "modeling", "generation", "integration", "plan")
 MODEL_CODE = {f"{part}_vanilla_transformer.py" for part in MODEL_PARTS}
 TOKENIZER_CODE = {"tokenization_vanilla_transformer.py"}
 MODEL_MAP = {

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_vanilla_transformer.generation_vanilla_transformer import DecodingMixin
-from hf_vanilla_transformer.modeling_vanilla_transformer import label_smoothed_cross_entropy
+from hf_vanilla_transformer.integration_vanilla_transformer import TargetsMixin
+from hf_vanilla_transformer.modeling_vanilla_transformer import label_smoothed_cross_entropy, shift_right
 
 
-def decoding(start=1, pad=0):
-    """What the mixin needs of a model to prepare targets."""
-    mixin = DecodingMixin()
+def targets(start=1, pad=0):
+    """What the mixin needs of a model."""
+    mixin = TargetsMixin()
     mixin.config = SimpleNamespace(decoder_start_token_id=start, pad_token_id=pad)
     return mixin
 
@@ -34,14 +34,14 @@ def decoding(start=1, pad=0):
 def test_shift_right(labels, shifted):
     labels = torch.tensor([labels, labels])
     before = labels.clone()
-    assert decoding().prepare_decoder_input_ids_from_labels(labels).tolist() == [shifted, shifted]
+    assert shift_right(labels, start=1, pad=0).tolist() == [shifted, shifted]
     assert torch.equal(labels, before)
 
 
 @pytest.mark.parametrize(("start", "pad"), [(None, 0), (1, None)])
 def test_shift_right_needs_both_tokens(start, pad):
     with pytest.raises(ValueError, match=r"decoder_start_token_id.*pad_token_id"):
-        decoding(start, pad).prepare_decoder_input_ids_from_labels(torch.tensor([[5]]))
+        shift_right(torch.tensor([[5]]), start, pad)
 
 
 # ---- label_smoothed_cross_entropy ----
@@ -70,9 +70,9 @@ def test_loss_is_computed_in_float32_at_least(dtype):
 # ---- padding on the left of a target ----
 def test_left_padding_is_masked_and_right_padding_is_not():
     right, left = torch.tensor([[1, 5, 0]]), torch.tensor([[0, 1, 5]])
-    assert decoding().mask_of_left_padding(right, None).tolist() == [[True, True, True]]
-    assert decoding().mask_of_left_padding(left, None).tolist() == [[False, True, True]]
-    assert decoding().mask_of_left_padding(None, torch.tensor([[5, 6, -100]])).tolist() == [[True, True, True]]
-    assert decoding().mask_of_left_padding(None, torch.tensor([[-100, 5, 6]])).tolist() == [[False, True, True]]
-    assert decoding().mask_of_left_padding(None, None) is None
-    assert decoding(0, 0).mask_of_left_padding(left, None) is None  # padding can't be told from the start
+    assert targets().mask_of_left_padding(right, None).tolist() == [[True, True, True]]
+    assert targets().mask_of_left_padding(left, None).tolist() == [[False, True, True]]
+    assert targets().mask_of_left_padding(None, torch.tensor([[5, 6, -100]])).tolist() == [[True, True, True]]
+    assert targets().mask_of_left_padding(None, torch.tensor([[-100, 5, 6]])).tolist() == [[False, True, True]]
+    assert targets().mask_of_left_padding(None, None) is None
+    assert targets(0, 0).mask_of_left_padding(left, None) is None  # padding can't be told from the start

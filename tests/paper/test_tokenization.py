@@ -352,12 +352,9 @@ def test_auto_class_by_either_name(name, trained, tmp_path):
 
 
 def test_train_new_from_iterator(trained_with_added_tokens):
-    trained_with_added_tokens.bpe_dropout = 0.1
     new = trained_with_added_tokens.train_new_from_iterator(SENTENCES[:4] * 9, 400, new_special_tokens=["<2en>"])
-    trained_with_added_tokens.bpe_dropout = None
     assert isinstance(new, VanillaTransformerTokenizerFast)
     assert len(new) == 400
-    assert new.bpe_dropout is None
     assert new.tokenize("<2en>x<2de>") == ["<2en>", "x", "<2de>"]
     assert all(returns(new, text) for text in NASTY)
     renamed = new.train_new_from_iterator(SENTENCES, 300, special_tokens_map={"</s>": "<end>"})
@@ -400,37 +397,6 @@ def test_the_fingerprint_is_that_of_what_was_trained(trained):
     tokenizer.add_tokens(["Holz", "ein", "<2de>"])
     assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(trained)
     assert tokenizer_fingerprint(train(vocab_size=400)) != tokenizer_fingerprint(trained)
-
-
-# BPE-dropout and plots
-
-
-def test_bpe_dropout(tokenizer, tmp_path):
-    assert tokenizer.bpe_dropout is None
-    usual = tokenizer.encode(SENTENCES[1])
-    tokenizer.bpe_dropout = 0.5
-    assert tokenizer.bpe_dropout == 0.5
-    varied = {tuple(tokenizer.encode(SENTENCES[1])) for _ in range(20)}
-    assert len(varied) > 1
-    assert {tokenizer.decode(ids, skip_special_tokens=True) for ids in varied} == {SENTENCES[1]}
-    assert all(returns(tokenizer, text) for text in NASTY)
-    tokenizer.save_pretrained(tmp_path)
-    assert tokenizer.bpe_dropout == 0.5
-    assert AutoTokenizer.from_pretrained(tmp_path).bpe_dropout is None
-    assert "0.5" not in (tmp_path / "tokenizer.json").read_text()
-    tokenizer.bpe_dropout = 0.1
-    assert tokenizer.bpe_dropout == 0.1
-    for off in (0, None):
-        tokenizer.bpe_dropout = off
-        assert tokenizer.bpe_dropout is None
-        assert tokenizer.encode(SENTENCES[1]) == usual
-
-
-@pytest.mark.parametrize("probability", [1.0, -0.1, True, "0.1", float("nan")])
-def test_bpe_dropout_out_of_range(probability, tokenizer):
-    with pytest.raises(ValueError, match=r"bpe_dropout=.*\[0, 1\), or None"):
-        tokenizer.bpe_dropout = probability
-    assert tokenizer.bpe_dropout is None
 
 
 # Punctuation

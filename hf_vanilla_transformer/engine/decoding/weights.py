@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...modeling_vanilla_transformer import outside_vocabulary
+from ...integration_vanilla_transformer import outside_vocabulary
 from .linear import Linear, kind_of_linear
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...modeling_vanilla_transformer import outside_vocabulary
+from ...integration_vanilla_transformer import outside_vocabulary
 
 ROWS_PER_CHUNK = 512  # with fewer rows, products take longer than those of all targets at once
 ROWS_ON_CUDA = 8192

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What transformers asks of a model and the paper doesn't: growing vocabularies, tied weights, kernels, caches, errors.
+
+To read what the Transformer computes, leave this file out: the model's classes have bases from here.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+
+
+# ---- Facts about the classes ----
+class IntegratedModel(PreTrainedModel):
+    """A `PreTrainedModel` with one vocabulary for source and target, or two."""
+
+    config: VanillaTransformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _can_compile_fullgraph = True
+    _no_split_modules = ["VanillaTransformerEncoderLayer", "VanillaTransformerDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Returns {alias: canonical name}: here `tie_word_embeddings` is about the output projection alone (3.4)."""
+        return super().get_expanded_tied_weights_keys(True) if all_submodels else dict(self._tied_weights_keys or {})
+
+    def _resize_token_embeddings(self, *size: int | None) -> nn.Module:
+        stacks = [self.get_encoder(), self.get_decoder()]
+        return self._resize_vocabulary_of(stacks if self.config.decoder_vocab_size is None else stacks[:1], *size)
+
+    def resize_decoder_token_embeddings(self, *size: int | None) -> nn.Module:
+        """Resizes a target vocabulary of its own; arguments as those of `resize_token_embeddings`."""
+        if self.config.decoder_vocab_size is None:
+            raise ValueError("Source and target have one vocabulary here: call `resize_token_embeddings` instead.")
+        embeddings = self._resize_vocabulary_of([self.get_decoder()], *size)
+        self.config.decoder_vocab_size = embeddings.num_embeddings
+        self.tie_weights()
+        return embeddings
+
+    def _resize_vocabulary_of(self, stacks: list[Any], *size: int | None) -> Any:
+        for stack in stacks:
+            stack.embed_tokens = embeddings = self._get_resized_embeddings(stack.embed_tokens, *size)
+        if self.get_decoder() in stacks and (head := self.get_output_embeddings()) is not None:
+            self.set_output_embeddings(self._get_resized_lm_head(head, embeddings.num_embeddings))
+        return stacks[0].embed_tokens
+
+
+class SharedEmbeddings:
+    """Access to the embeddings of a model whose two stacks may share them."""
+
+    config: Any
+    encoder: Any
+    decoder: Any
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Returns the source embeddings; they are the target's too if the two are shared."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replaces the source embeddings, and the target's if the two are shared."""
+        self.encoder.embed_tokens = value
+        if self.config.share_encoder_decoder_embeddings:
+            self.decoder.embed_tokens = value
+
+
+def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
+    """Splits heads and inner feed-forward units over the devices."""
+    split = {f"{name}.{p}_proj": "colwise" for name in attentions for p in "qkv"} | {"feed_forward.fc1": "colwise"}
+    joined = {f"{name}.out_proj": "rowwise" for name in attentions} | {"feed_forward.fc2": "rowwise"}
+    return {f"layers.*.{name}": style for name, style in (split | joined).items()}
+
+
+# ---- What a forward pass is given ----
+def kernel_and_mask(attention: Any, mask: Any, is_cross: bool, shows_weights: Any) -> tuple[str, Any]:
+    """Returns the name of the kernel for one call of an attention, and the mask that it takes."""
+    name = attention.config._attn_implementation or "eager"
+    if "flash" in name and attention.value_head_dim > attention.head_dim:
+        raise ValueError(f'{name} needs d_v <= d_k (`value_head_dim`, `head_dim`); use attn_implementation="sdpa".')
+    if "flash" in name and is_cross and mask is not None:
+        return "sdpa", mask[:, None, None, :].bool()  # transformers would unpad queries by the keys' mask
+    if name == "sdpa" and shows_weights:
+        return "eager", mask  # sdpa has no weights to show, and its masks are understood
+    return name, mask
+
+
+def cache_of_both(cache: Cache | None, use_cache: bool | None) -> EncoderDecoderCache | None:
+    """Returns a cache of the target's keys and values and of the source's, or None if none is used."""
+    if isinstance(cache, EncoderDecoderCache) or (cache is None and not use_cache):
+        return cache
+    return EncoderDecoderCache(DynamicCache() if cache is None else cache, DynamicCache())
+
+
+def through_cache(
+    cache: Any, layer_idx: int, is_cross: bool, project: Callable[[], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Returns a layer's keys, (B, h, S, d_k), and values, (B, h, S, d_v), after adding new ones to the cache.
+
+    Those of the source are projected once; those of the target are the earlier positions' and the new ones'.
+    """
+    if cache is None:
+        return project()
+    if not is_cross:
+        keys, values = cache.self_attention_cache.update(*project(), layer_idx)
+    elif cache.is_updated.get(layer_idx):
+        layer = cache.cross_attention_cache.layers[layer_idx]
+        keys, values = layer.keys, layer.values
+    else:
+        cache.is_updated[layer_idx] = True
+        keys, values = cache.cross_attention_cache.update(*project(), layer_idx)
+    return keys, values
+
+
+def check_inputs(ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None, cache: Any) -> None:
+    """Raises a ValueError unless there are either ids, (B, T), or embeddings, (B, T, d_model), and a mask of theirs."""
+    if (ids is None) == (embeds is None):
+        advice = "Use `DataCollatorForSeq2Seq(tokenizer, model=model)`; without labels, `DataCollatorWithPadding`"
+        raise ValueError(f"Give exactly one: ids, labels or embeddings. {advice} and `predict_with_generate=True`.")
+    length = (embeds if ids is None else ids).shape[1]  # type: ignore[union-attr]
+    if cache is None and mask is not None and mask.ndim == 2 and mask.shape[1] != length:
+        raise ValueError(f"The attention mask has {mask.shape[1]} positions for {length} tokens.")
+
+
+def naming_ids(function: Callable[[], Tensor], ids: Any, vocab_size: int, ignore_index: int | None = None) -> Tensor:
+    """Calls a function; its IndexError then names the token ids, (...), that the vocabulary doesn't have."""
+    try:
+        return function()
+    except IndexError as error:
+        raise outside_vocabulary(ids if ignore_index is None else ids[ids != ignore_index], vocab_size) from error
+
+
+def outside_vocabulary(ids: Any, vocab_size: int) -> IndexError:
+    """Makes the error for token ids, (...), that the vocabulary doesn't have."""
+    return IndexError(
+        f"Token ids go from {ids.min():d} to {ids.max():d}, but the vocabulary has {vocab_size} tokens, from 0 up. "
+        "Compare `len(tokenizer)` with `config.vocab_size`; resize_token_embeddings adds tokens."
+    )
+
+
+# ---- The complete model ----
+class TargetsMixin:
+    """Padding on the left of targets, a loss that never projects padding, and scores of what was generated."""
+
+    config: Any
+    generation_config: GenerationConfig
+    lm_head: Any
+    loss_function: Any
+
+    def adjust_generation_fn(self, *args: object, **kwargs: object) -> None:
+        """Keeps the paper's decoding where a checkpoint has no generation_config.json; called by `from_pretrained`."""
+        paper = self.generation_config
+        super().adjust_generation_fn(*args, **kwargs)  # type: ignore[misc]
+        if self.generation_config._from_model_config:  # transformers then takes the settings of config.json
+            self.generation_config = paper
+
+    def mask_of_left_padding(self, decoder_input_ids: Tensor | None, labels: Tensor | None) -> Tensor | None:
+        """Masks what stands before the first token of a target, (B, T); what stands behind the last, no token sees.
+
+        None where padding can't be told from the start token.
+        """
+        pad = self.config.pad_token_id or 0
+        if labels is not None:
+            return (labels != -100).cumsum(dim=-1) > 0
+        if decoder_input_ids is None or self.config.decoder_start_token_id == pad:
+            return None
+        return (decoder_input_ids != pad).cumsum(dim=-1) > 0
+
+    def loss_of_targets(self, hidden: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
+        """Projects the positions of (B, T, d_model) that have a label, and returns their loss."""
+        real = labels != -100
+        loss: Tensor = self.loss_function(self.lm_head(hidden[real]), labels[real], **kwargs)
+        return loss
+
+    def compute_transition_scores(
+        self,
+        sequences: Tensor,
+        scores: tuple[Tensor, ...],
+        beam_indices: Tensor | None = None,
+        normalize_logits: bool = False,
+    ) -> Tensor:
+        """Returns the scores of generated tokens, (rows, steps), 0 behind the end of a beam, as transformers does.
+
+        transformers' own presumes that the target has `vocab_size` tokens.
+        """
+        stacked = torch.stack(scores)  # (steps, rows, V)
+        if normalize_logits:
+            stacked = stacked.log_softmax(dim=-1)
+        if beam_indices is None:
+            beam_indices = torch.arange(stacked.shape[1], device=stacked.device)[:, None].expand(-1, len(scores))
+        length = int((beam_indices >= 0).sum(dim=1).max())
+        rows, steps = beam_indices[:, :length], torch.arange(length, device=beam_indices.device)
+        chosen = stacked[steps, rows.clamp(min=0), sequences[:, sequences.shape[1] - length :]]
+        return chosen.masked_fill(rows < 0, 0.0)
+
+
+__all__ = ["IntegratedModel"]
