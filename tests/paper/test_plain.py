@@ -319,7 +319,7 @@ EDITS = {
         ("eager", "sdpa"),
     ),
     "equation 1": (MODELING, "key.transpose(-2, -1)) * scaling", "key.transpose(-2, -1)) * scaling**2", ("eager",)),
-    "projection": (MODELING, "logits = self.lm_head(hidden)", "logits = self.lm_head(hidden.tanh())", ("eager", "sdpa")),
+    "projection": (MODELING, "= self.lm_head(hidden)", "= self.lm_head(hidden.tanh())", ("eager", "sdpa")),
     "length penalty": (PLAN, "return ((5 + length) / 6)", "return ((1 + length) / 2)", ()),
 }  # fmt: skip
 
