@@ -117,7 +117,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     updating.add_argument("--compiled", action="store_true", help=compiled)
     packed = "also this package's model on packed batches, as it is and by torch.compile (up to two minutes more)"
     updating.add_argument("--packed", action="store_true", help=packed)
-    budget = "seconds for the start and first turn of each contender, which is left out if it takes more"
+    budget = "most seconds that a contender may take to start and for its first turn; a slower one is left out"
     updating.add_argument("--budget", type=positive, help=budget)
     add("generate", common, searches, timed, help="translations: output tokens per second")
     leave_out = add("ablate", common, updates, searches, help="each shortcut left out alone: time, memory")

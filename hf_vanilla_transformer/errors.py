@@ -14,7 +14,7 @@ OUT_OF_MEMORY = ("DefaultCPUAllocator", "allocate memory", "not enough memory", 
 
 NAMES_PER_ERROR = 5
 
-# Control characters, but for tab and line feed -> how they are shown, in JSON too.
+# Control characters, except tab and line feed -> how they are shown, in JSON too.
 CONTROLS = {code: f"\\u{code:04x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 
 

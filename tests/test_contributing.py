@@ -1,4 +1,4 @@
-"""The files for contributors: they are valid YAML, and agree with what is pinned."""
+"""The files for contributors and of a release: they are valid YAML, and agree with what is pinned and released."""
 
 import re
 from pathlib import Path
@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hf_vanilla_transformer import __version__
+
 ROOT = Path(__file__).parents[1]
-FILES = [ROOT / ".pre-commit-config.yaml", *sorted((ROOT / ".github").rglob("*.yml"))]
+FILES = [ROOT / ".pre-commit-config.yaml", ROOT / "CITATION.cff", *sorted((ROOT / ".github").rglob("*.yml"))]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -20,8 +22,8 @@ def test_workflows_run_what_the_makefile_has():
     for file in (ROOT / ".github" / "workflows").glob("*.yml"):
         for job in yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"].values():
             for step in job["steps"]:
-                if target := re.match(r"make ([a-z-]+)", step.get("run", "")):
-                    assert re.search(rf"^{target[1]}:", makefile, re.MULTILINE), target[0]
+                for target in re.findall(r"^\s*make ([a-z-]+)", step.get("run", ""), re.MULTILINE):
+                    assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
 def test_pre_commit_has_the_pinned_ruff():
@@ -30,3 +32,26 @@ def test_pre_commit_has_the_pinned_ruff():
     (ruff,) = (one for one in hooks if one["repo"].endswith("ruff-pre-commit"))
     assert pinned is not None
     assert ruff["rev"] == f"v{pinned[1]}"
+
+
+def test_the_papers_of_a_release_name_one_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    changes, security = ((ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "SECURITY.md"))
+    released = re.search(r"^## \[(\d[\d.]*)\] - (\d{4}-\d\d-\d\d)$", changes, re.MULTILINE)
+    assert released is not None
+    assert released.groups() == (__version__, str(citation["date-released"]))
+    assert citation["version"] == __version__
+    assert f"| {__version__.rpartition('.')[0]} | yes |" in security
+
+
+def test_findings_are_listed():
+    """Each script has a line in the folder's README and says how long it takes."""
+    listed = re.findall(
+        r"^\| \[`?([\w.]+)`?\]\(\1\) \|", (ROOT / "findings/README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    scripts = sorted((ROOT / "findings").glob("*.sh"))
+    assert sorted(listed) == [file.name for file in scripts]
+    for file in scripts:
+        text = file.read_text(encoding="utf-8")
+        assert text.startswith("#!/usr/bin/env bash\n# ")
+        assert re.search(r"^# It .*takes .*\. Exit code 1: the behaviour has changed\.$", text, re.MULTILINE), file.name

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from opus_mt import opus_mt_folder
 
 ROOT = Path(__file__).parents[1]
 FILES = {path.relative_to(ROOT).as_posix(): path for folder in (ROOT, ROOT / "docs") for path in folder.glob("*.md")}
@@ -33,11 +34,12 @@ def python_of(text: str) -> str:
 
 @pytest.fixture
 def place(tiny_checkpoint: Path, tmp_path: Path) -> Path:
-    """A folder with what the files name: models of the quickstart and of Multi30k, and Multi30k, all tiny."""
+    """A folder with what the files name: models of the quickstart, Multi30k and OPUS-MT, and Multi30k, all tiny."""
     (tmp_path / "outputs/quickstart").mkdir(parents=True)
     (tmp_path / "outputs/multi30k_best").mkdir()
     for model in ("quickstart/model", "multi30k_best/averaged-10"):
         (tmp_path / "outputs" / model).symlink_to(tiny_checkpoint)
+    opus_mt_folder(tmp_path / "Helsinki-NLP" / "opus-mt-en-de")
     (tmp_path / "multi30k").mkdir()
     for part in ("train", "val", "test_2016_flickr"):
         for language, sentence in (("en", "half past nine"), ("de", "halb zehn")):
@@ -85,8 +87,9 @@ def test_make_targets_are_documented(target: str) -> None:
     assert f"`make {target}`" in TEXTS["CONTRIBUTING.md"] or f"`make {target}`" in README
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_and_the_documentation_are_short() -> None:
     assert len(README.split()) <= 900
+    assert sum(len(text.split()) for name, text in TEXTS.items() if name.startswith(("README.md", "docs/"))) <= 22_000
 
 
 def test_the_chinese_readme_says_the_same() -> None:
@@ -107,4 +110,13 @@ def test_files_that_are_linked_exist(name: str) -> None:
 
 
 def test_the_readme_links_to_the_documentation() -> None:
-    assert [name for name in FILES if name.startswith("docs/") and f"]({name}" not in README] == []
+    """To all but the appendix of the results, which they link to."""
+    assert "](trials.md" in TEXTS["docs/results.md"]
+    linked = {*re.findall(r"\]\((docs/\w+\.md)", README), "docs/trials.md"}
+    assert {name for name in FILES if name.startswith("docs/")} <= linked
+
+
+def test_no_address_is_a_placeholder() -> None:
+    """The project's address has one place, [project.urls] of pyproject.toml."""
+    placeholder = re.compile(r"git clone|\bREPOSITORY\b|github\.com/(OWNER|USER)")
+    assert [name for name, text in TEXTS.items() if placeholder.search(text)] == []

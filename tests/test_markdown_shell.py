@@ -99,9 +99,11 @@ def write_programs(folder: Path) -> Path:
     folder.mkdir()
     python, ours = sys.executable, f"{sys.executable} -m hf_vanilla_transformer"  # what the command starts
     of_a_model = {name: value for name, value in QUICK.items() if name not in SIZES}  # which has sizes already
+    without_validation = {name: value for name, value in QUICK.items() if name != "--eval-steps"}
     executable(
         folder / "vanilla-transformer",
         f'case "$*" in "train "*--model-name-or-path*) exec {ours} "$@" {written(of_a_model)};; '
+        f'"train --train-source "*) exec {ours} "$@" {written(without_validation)};; '
         f'"train --config g2p "*) exec {ours} "$@" {QUICK_SYMBOLS};; '
         f'"train "*) exec {ours} "$@" {written(QUICK)};; *) exec {ours} "$@";; esac',
     )

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -309,8 +310,18 @@ def _introduction(facts: RunFacts) -> str:
         origin = f"converted{link} by"
     return (
         "A Transformer as in [Attention Is All You Need](https://arxiv.org/abs/1706.03762) (Vaswani et al. 2017)"
-        f"{languages}, {origin} hf_vanilla_transformer."
+        f"{languages}, {origin} {_package()}."
     )
+
+
+def _package() -> str:
+    """The package's name, linked to its repository if `[project.urls]` of pyproject.toml names one as `Source`."""
+    try:
+        urls = metadata("hf-vanilla-transformer").get_all("Project-URL") or []
+    except PackageNotFoundError:  # a checkout that isn't installed
+        urls = []
+    source = dict(url.split(", ", 1) for url in urls).get("Source")
+    return f"[hf_vanilla_transformer]({source})" if source else "hf_vanilla_transformer"
 
 
 def architecture_rows(config: Mapping[str, Any], parameters: int | None = None) -> list[tuple[str, str]]:

@@ -133,7 +133,7 @@ def decode(
     check_number("batch_tokens", batch_tokens)
     check_number("max_source_tokens", max_source_tokens)
     check_splitting(split_sentences)
-    # None is the model's, but for this package's options, which it switches off.
+    # None means the model's value; for this package's options, it means off.
     kept = (*OPTIONS, *ENGINE_OPTIONS)
     options = {name: value for name, value in options.items() if value is not None or name in kept}
     limit = source_limit(backend, max_source_tokens, tokenizer)

@@ -59,7 +59,7 @@ def test_processes_share_the_batches(lengths, num_processes, accumulation_steps,
     for sampler, share in zip(samplers, shares, strict=True):
         assert sampler.shape == samplers[0].shape
         for batch in share:
-            PackingCollator(CONFIG, sampler.shape)(pairs_of(lengths, batch))  # has room for all
+            PackingCollator(CONFIG, sampler.shape)(pairs_of(lengths, batch))  # all pairs fit
 
 
 def test_little_is_filler_and_epochs_differ():

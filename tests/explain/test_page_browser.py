@@ -40,7 +40,7 @@ def model(tokenizer):
 
 @pytest.fixture
 def opened(browser, model, tokenizer, tmp_path):
-    """The page of a small model, which has said no error and asked for nothing by the end of the test."""
+    """The page of a small model; by the end of the test it has logged no error and requested nothing else."""
     file = tmp_path / "page.html"
     file.write_text(model_page(model, tokenizer, "A & B </title>", [*TEXTS[2:5], HOSTILE]), encoding="utf-8")
     browser.get_log("performance")

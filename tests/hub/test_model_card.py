@@ -2,12 +2,14 @@
 
 import ast
 import re
+from email.message import Message
 from pathlib import Path
 
 import pytest
 import yaml
 
 from hf_vanilla_transformer import VanillaTransformerConfig
+from hf_vanilla_transformer.hub import model_card
 from hf_vanilla_transformer.hub.model_card import (
     Evaluation,
     RunFacts,
@@ -222,8 +224,15 @@ def sections_of(card):
     return re.findall("^## (.*)", str(card), re.MULTILINE)
 
 
-def test_a_complete_card():
-    assert str(fill_model_card(FACTS)) == CARD
+@pytest.mark.parametrize("address", [None, "https://example.org/us/it"])
+def test_a_complete_card(monkeypatch, address):
+    """It links to the package's repository if the installed package names one."""
+    installed = Message()
+    if address:
+        installed["Project-URL"] = f"Source, {address}"
+    monkeypatch.setattr(model_card, "metadata", lambda name: installed)
+    link = f"trained with [hf_vanilla_transformer]({address})." if address else "trained with hf_vanilla_transformer."
+    assert str(fill_model_card(FACTS)) == CARD.replace("trained with hf_vanilla_transformer.", link)
 
 
 def test_what_is_not_known_is_left_out():

@@ -40,7 +40,7 @@ def test_a_log_that_nobody_reads_does_not_stop_the_service() -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        for _ in range(2_000):  # each is a line of the log; a pipe has room for some 1,600
+        for _ in range(2_000):  # each is a line of the log; a pipe holds some 1,600
             assert b"400 Bad Request" in answer(port, b"\x16\x03\x01 no HTTP\r\n\r\n")
         assert b"204 No Content" in answer(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         process.send_signal(signal.SIGTERM)

@@ -28,7 +28,7 @@ def barred(plan: Plan, vocab_size: int, prompt_length: int) -> list[list[int]]:
 
 
 def other_words(plan: Plan, vocab_size: int) -> list[list[int]]:
-    """Returns the barred words that have several tokens or are outside the vocabulary, which is an error."""
+    """Returns the barred words of several tokens, and those outside the vocabulary: transformers refuses these."""
     return [list(word) for word in plan.barred_words if len(word) > 1 or word[0] >= vocab_size]
 
 
