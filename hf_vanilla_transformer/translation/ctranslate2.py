@@ -32,9 +32,8 @@ from .backend import (
     NO_HYPOTHESIS,
     Alignment,
     Backend,
+    DecodingJob,
     Found,
-    Job,
-    Options,
     Translation,
     batches_of,
     on_one_line,
@@ -69,10 +68,10 @@ LEAST_EXPONENT = 1e-6
 TOLERANCE = 1e-3  # of log-probabilities, in float32
 
 
-class Batch:
+class PendingBatch:
     """Segments that CTranslate2's translator `pool` is translating; their prefixes have one length."""
 
-    def __init__(self, model: "CTranslate2Backend", pool: "Pool", segments: list[Segment], job: Job) -> None:
+    def __init__(self, model: "CTranslate2Backend", pool: "Pool", segments: list[Segment], job: DecodingJob) -> None:
         self._model, self._pool, self._segments, self._plan, self._job = model, pool, segments, job.plan, job
         self._is_end_forced = bool(job.plan.forced_end)  # as the last one that fits
         self._limits = list(map(self._limit, segments))
@@ -196,7 +195,7 @@ class CTranslate2Backend(Backend):
         threads: int | None = None,
     ) -> None:
         self.device, self.name_or_path = device, str(folder)
-        self.settings, self.config = _read(folder, GENERATION_CONFIG), _read(folder, CONFIG)
+        self.generation_config, self.config = _read(folder, GENERATION_CONFIG), _read(folder, CONFIG)
         if missing := {"max_position_embeddings", "num_parameters"} - self.config.keys():
             raise CheckpointError(f"{folder / CONFIG} has no {min(missing)}; {FIX}")
         self.positions: int = self.config["max_position_embeddings"]
@@ -282,7 +281,7 @@ class CTranslate2Backend(Backend):
                 raise CheckpointError(f"{self.name_or_path}: it lacks {named(wrong)} of its tokenizer; {FIX}")
 
     # ---- Options ----
-    def plan(self, options: Options, n_best: int | None = None, alignments: bool = False) -> Plan:
+    def plan(self, options: dict[str, Any], n_best: int | None = None, alignments: bool = False) -> Plan:
         """Resolves how a call of `decode` decodes; raises `ValueError` for what CTranslate2 lacks."""
         for name in options.keys() - set(OPTIONS):
             raise ValueError(f"the backend ctranslate2 has no option {name}; it has {', '.join(OPTIONS)}")
@@ -315,7 +314,7 @@ class CTranslate2Backend(Backend):
 
     def _check_settings(self) -> None:
         """Refuses what CTranslate2 lacks of how the model decodes, and warns of what it does otherwise."""
-        plan = Plan.of({}, self.settings)
+        plan = Plan.of({}, self.generation_config)
         if lacking := lacking_settings(plan):
             raise ValueError(
                 f"the model's generation config has {', '.join(lacking)}; the backend ctranslate2 lacks that. Use the "
@@ -334,12 +333,12 @@ class CTranslate2Backend(Backend):
             )
 
     # ---- Searching ----
-    def search(self, job: Job) -> Iterator[Found]:
+    def search(self, job: DecodingJob) -> Iterator[Found]:
         """Translates the segments of a job, several batches at a time."""
         plan, batch_size = job.plan, job.batch_size
         if plan.alignments and plan.num_beams > 1:
             batch_size = 1  # CTranslate2 4.8 mixes up what the first tokens of a batch attend to
-        working: deque[tuple[list[int], Batch]] = deque()
+        working: deque[tuple[list[int], PendingBatch]] = deque()
 
         def ended() -> Found:
             places, batch = working.popleft()
@@ -350,7 +349,7 @@ class CTranslate2Backend(Backend):
         groups = list(batches_of(job.segments, batch_size, max(most, 1)))
         pool = self._pool(is_alone=len(groups) == 1)
         for group in groups:
-            working.append((group, Batch(self, pool, [job.segments[place] for place in group], job)))
+            working.append((group, PendingBatch(self, pool, [job.segments[place] for place in group], job)))
             if len(working) >= self.threads * BATCHES_IN_FLIGHT:
                 yield ended()
         while working:

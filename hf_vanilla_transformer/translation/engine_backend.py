@@ -23,9 +23,8 @@ from .backend import (
     NO_HYPOTHESIS,
     Alignment,
     Backend,
+    DecodingJob,
     Found,
-    Job,
-    Options,
     Translation,
     batches_of,
     on_one_line,
@@ -77,7 +76,7 @@ class EngineBackend(Backend):
         return self.base if self.is_own and _decodes_plainly(self.model, self.base) else None
 
     @property
-    def settings(self) -> Any:
+    def generation_config(self) -> Any:
         """The model's generation config, which may be replaced."""
         return self.model.generation_config
 
@@ -106,7 +105,7 @@ class EngineBackend(Backend):
         what = "alignments need" if plan.alignments else "coverage_penalty needs"
         return f"{what} a model of this package, and this one is a {type(self.model).__name__}"
 
-    def plan(self, options: Options, n_best: int | None = None, alignments: bool = False) -> Plan:
+    def plan(self, options: dict[str, Any], n_best: int | None = None, alignments: bool = False) -> Plan:
         """Resolves how a call of `decode` decodes; raises `ValueError` for what the model lacks."""
         if given := sorted(INPUTS & options.keys()):
             raise ValueError(f"{given[0]} comes from the sentences here; leave it out, or give a prefix")
@@ -130,7 +129,7 @@ class EngineBackend(Backend):
             attached.step_aside(str(reason))
         return module
 
-    def search(self, job: Job) -> Iterator[Found]:
+    def search(self, job: DecodingJob) -> Iterator[Found]:
         """Translates the segments of a job, the longest first."""
         batch_tokens = BATCH_TOKENS_ON_GPU if self.device.type == "cuda" else BATCH_TOKENS
         most = (job.batch_tokens or batch_tokens) // job.plan.num_beams
@@ -140,7 +139,7 @@ class EngineBackend(Backend):
                 rows = self.hypotheses(job, batch)
             yield numbers, translations(job, batch, rows)
 
-    def hypotheses(self, job: Job, segments: list[Segment]) -> list[list[Hypothesis]]:
+    def hypotheses(self, job: DecodingJob, segments: list[Segment]) -> list[list[Hypothesis]]:
         """Returns what is found for each of some segments with prefixes of one length, the best first."""
         if (prepared := self.prepared(job.plan)) is not None:
             rows = self.searched(prepared, job.plan, segments)
@@ -166,7 +165,7 @@ class EngineBackend(Backend):
             return self.base.max_new_tokens(plan, lengths, prompt_length)
         return [plan.max_new_tokens(length, prompt_length) for length in lengths]
 
-    def _generated(self, job: Job, segments: list[Segment]) -> list[list[Hypothesis]]:
+    def _generated(self, job: DecodingJob, segments: list[Segment]) -> list[list[Hypothesis]]:
         """Returns what `generate()` finds for segments with prefixes of one length."""
         inputs = self.tokenizer.pad({"input_ids": [one.token_ids for one in segments]}, return_tensors="pt")
         inputs = inputs.to(self.model.device)
@@ -223,7 +222,7 @@ def _decodes_plainly(model: PreTrainedModel, base: PreTrainedModel) -> bool:
     return not any(getattr(one, "is_prompt_learning", False) for one in adapters.values())
 
 
-def translations(job: Job, segments: list[Segment], rows: list[list[Hypothesis]]) -> list[list[Translation]]:
+def translations(job: DecodingJob, segments: list[Segment], rows: list[list[Hypothesis]]) -> list[list[Translation]]:
     """Makes translations of what was found for segments; with alignments, if they are asked for."""
     tokenizer = job.tokenizer
     flat = [(*segment.prefix, *one.tokens) for segment, own in zip(segments, rows, strict=True) for one in own]

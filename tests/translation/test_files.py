@@ -14,7 +14,7 @@ import pytest
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.data.formats import CorpusError
-from hf_vanilla_transformer.translation.files import ERRORS, Job, jobs, outcomes, write
+from hf_vanilla_transformer.translation.files import ERRORS, FileJob, file_jobs, outcomes, write
 
 
 def capitals(texts: list[str]) -> list[str]:
@@ -23,20 +23,20 @@ def capitals(texts: list[str]) -> list[str]:
     return [text.upper() for text in texts]
 
 
-def translated(job: Job) -> list[int]:
+def translated(job: FileJob) -> list[int]:
     return list(write(job, lambda rows: outcomes(capitals, rows)))
 
 
-def errors_of(job: Job) -> list[tuple[int, str]]:
+def errors_of(job: FileJob) -> list[tuple[int, str]]:
     file = job.output.with_name(job.output.name + ERRORS)
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return [(error["row"], error["error"]) for error in map(json.loads, lines)]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
+def job(tmp_path: Path) -> Iterator[FileJob]:
     """A file of each name that a test writes."""
-    return lambda name: Job(tmp_path / name, tmp_path / "out" / name)  # type: ignore[return-value]
+    return lambda name: FileJob(tmp_path / name, tmp_path / "out" / name)  # type: ignore[return-value]
 
 
 def test_text(job) -> None:
@@ -100,7 +100,7 @@ def test_a_damaged_file_leaves_no_output(job, name: str, content: bytes, problem
 def test_other_formats_are_refused_at_once(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"text\none\n")
     with pytest.raises(CorpusError, match=r"--format text|have the name of the report on a\.txt"):
-        jobs([tmp_path], tmp_path / "out")
+        file_jobs([tmp_path], tmp_path / "out")
 
 
 SRT = (
@@ -149,17 +149,17 @@ def test_files_of_folders_in_shards(tmp_path: Path) -> None:
     for name in ("b", "a", "sub/c", ".hidden", ".git/d"):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text("one\n")
-    names = [str(one.output.relative_to(tmp_path / "out")) for one in jobs([tmp_path / "in"], tmp_path / "out")]
+    names = [str(one.output.relative_to(tmp_path / "out")) for one in file_jobs([tmp_path / "in"], tmp_path / "out")]
     assert names == ["a", "b", "sub/c"]
-    shards = [jobs([tmp_path / "in"], tmp_path / "out", (index, 2)) for index in (1, 2)]
+    shards = [file_jobs([tmp_path / "in"], tmp_path / "out", (index, 2)) for index in (1, 2)]
     assert [[one.source.name for one in shard] for shard in shards] == [["a", "c"], ["b"]]
     with pytest.raises(CorpusError, match="have the same name"):
-        jobs([tmp_path / "in", tmp_path / "in" / "a"], tmp_path / "out")
+        file_jobs([tmp_path / "in", tmp_path / "in" / "a"], tmp_path / "out")
     for given in (tmp_path / "in", tmp_path / "in" / "a"):
         with pytest.raises(CorpusError, match="is the input and the output"):
-            jobs([given], tmp_path / "in")
-    assert [one.output for one in jobs([tmp_path / "in" / "sub"], tmp_path / "in")] == [tmp_path / "in" / "c"]
-    assert [one.source.name for one in jobs([tmp_path / "in"], tmp_path / "in" / "sub")] == ["a", "b"]
+            file_jobs([given], tmp_path / "in")
+    assert [one.output for one in file_jobs([tmp_path / "in" / "sub"], tmp_path / "in")] == [tmp_path / "in" / "c"]
+    assert [one.source.name for one in file_jobs([tmp_path / "in"], tmp_path / "in" / "sub")] == ["a", "b"]
 
 
 def test_the_command_skips_complete_files(tiny_checkpoint: Path, tmp_path: Path, capsys) -> None:
