@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
-# transformers gives the score -1e9 to places that hold no hypothesis.
-NO_HYPOTHESIS = -1e8
+LEAST_SCORE = -1e8  # of a hypothesis: places that hold none have transformers' -1e9
 MAX_NEW_TOKENS = 512  # of another package's model whose settings name no limit: transformers would cut at 20
 # The largest values of options that count something: beyond, a slip would only stall the machine.
 LARGEST = {

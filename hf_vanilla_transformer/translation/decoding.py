@@ -41,10 +41,7 @@ def backend_of(model: "PreTrainedModel | Backend", tokenizer: "PreTrainedTokeniz
 
 
 def translate(
-    model: "PreTrainedModel | Backend",
-    tokenizer: "PreTrainedTokenizerBase",
-    sentences: Iterable[str],
-    **options: Any,
+    model: "PreTrainedModel | Backend", tokenizer: "PreTrainedTokenizerBase", sentences: Iterable[str], **options: Any
 ) -> list[str]:
     """Translates sentences: one line each, in their order; one that is empty or white space stays empty.
 

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import ModelOutput
 
 from ..engine import Engine
 from ..engine.decoding.module import Module
@@ -20,7 +19,7 @@ from ..engine.support import HEAD
 from ..generation_vanilla_transformer import DecodingMixin
 from ..plan_vanilla_transformer import Plan
 from .backend import (
-    NO_HYPOTHESIS,
+    LEAST_SCORE,
     Alignment,
     Backend,
     DecodingJob,
@@ -31,7 +30,7 @@ from .backend import (
     positions_in,
     tasks_in,
 )
-from .reading import Segment, namers
+from .reading import Namer, Segment, namers
 
 # Padded source tokens per batch, times the number of beams: on two cores, more give no speed-up, and caches and logits
 # grow with it.
@@ -182,12 +181,13 @@ class EngineBackend(Backend):
             widths = {"num_beams": job.plan.num_beams, "num_return_sequences": job.plan.num_hypotheses}
             options |= {**widths, "output_scores": True}
         output = self.model.generate(**batch, **options)
-        begin = max(len(segments[0].prefix), 1)
-        counts = _numbers_of_tokens(output, job.plan, begin)
-        scores = output.sequences_scores.tolist() if "sequences_scores" in output else [None] * len(counts)
-        sequences = zip(output.sequences.tolist(), counts, scores, strict=True)
-        # Behind its end, a row is filled up to the longest one's length.
-        found = [Hypothesis(row[begin : begin + count], score) for row, count, score in sequences]
+        rows = output.sequences[:, max(len(segments[0].prefix), 1) :].tolist()
+        if output.get("beam_indices") is None:
+            counts = [_num_tokens(row, job.plan) for row in rows]
+        else:
+            counts = (output.beam_indices >= 0).sum(dim=1).tolist()
+        scores = output.sequences_scores.tolist() if "sequences_scores" in output else [None] * len(rows)
+        found = [Hypothesis(row[:count], score) for row, count, score in zip(rows, counts, scores, strict=True)]
         width = len(found) // len(segments)
         return [found[start : start + width] for start in range(0, len(found), width)]
 
@@ -224,37 +224,34 @@ def _decodes_plainly(model: PreTrainedModel, base: PreTrainedModel) -> bool:
 
 def translations(job: DecodingJob, segments: list[Segment], rows: list[list[Hypothesis]]) -> list[list[Translation]]:
     """Makes translations of what was found for segments; with alignments, if they are asked for."""
-    tokenizer = job.tokenizer
     flat = [(*segment.prefix, *one.tokens) for segment, own in zip(segments, rows, strict=True) for one in own]
-    texts = iter(tokenizer.batch_decode(flat, skip_special_tokens=True))
-    names = namers(tokenizer) if job.plan.alignments else None
+    texts = iter(job.tokenizer.batch_decode(flat, skip_special_tokens=True))
+    names = namers(job.tokenizer) if job.plan.alignments else None
     found: list[list[Translation]] = []
     for segment, own in zip(segments, rows, strict=True):
         found.append([])
         for number, one in enumerate(own):
             text, score = on_one_line(next(texts)), one.score if job.has_scores else None
-            alignment = None
-            if names is not None and one.attention is not None:
-                source, target = tuple(segment.token_ids), tuple(one.tokens)
-                weights = one.attention[:, : len(source)].clone()  # a view would hold the batch's memory
-                tokens = tuple(names[0](source)), tuple(names[1](target))
-                alignment = Alignment(*tokens, weights, source, target)
             # A beam search with fewer hypotheses than places fills the list up.
-            if number == 0 or (score is not None and score > NO_HYPOTHESIS):
+            if number == 0 or (score is not None and score > LEAST_SCORE):
+                alignment = None if names is None else _alignment(segment.token_ids, one, *names)
                 found[-1].append(Translation(text, len(one.tokens), score, alignment))
     return found
 
 
-def _numbers_of_tokens(output: ModelOutput, plan: Plan, begin: int) -> list[int]:
-    """Counts what the model wrote in each row from a place on."""
-    if output.get("beam_indices") is not None:
-        return (output.beam_indices >= 0).sum(dim=1).tolist()
-    rows = output.sequences[:, begin:]
-    is_end = torch.isin(rows, rows.new_tensor(plan.ends))
-    is_open = is_end.cumsum(dim=1) - is_end.long() == 0  # up to the first end
-    is_filler = rows == (-1 if plan.padding is None else plan.padding)
-    is_text = (~is_filler).flip(1).cumsum(dim=1).flip(1) > 0  # a limit's cut has padding behind it
-    return (is_open & (is_text | is_end)).sum(dim=1).tolist()
+def _alignment(source: list[int], found: Hypothesis, name_source: Namer, name_target: Namer) -> Alignment | None:
+    if found.attention is None:
+        return None
+    weights = found.attention[:, : len(source)].clone()  # a view would hold the batch's memory
+    tokens = tuple(name_source(source)), tuple(name_target(found.tokens))
+    return Alignment(*tokens, weights, tuple(source), tuple(found.tokens))
+
+
+def _num_tokens(row: list[int], plan: Plan) -> int:
+    """Counts what the model wrote in a row, which is filled up to the longest one's length."""
+    if (end := next((place for place, token in enumerate(row, start=1) if token in plan.ends), None)) is not None:
+        return end
+    return max((place for place, token in enumerate(row, start=1) if token != plan.padding), default=0)
 
 
 def no_gradients(models: Sequence[PreTrainedModel]) -> AbstractContextManager[None]:
