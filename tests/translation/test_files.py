@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.data.formats import CorpusError
 from hf_vanilla_transformer.translation.files import ERRORS, FileJob, file_jobs, outcomes, write
 
@@ -162,48 +161,42 @@ def test_files_of_folders_in_shards(tmp_path: Path) -> None:
     assert [one.source.name for one in file_jobs([tmp_path / "in"], tmp_path / "in" / "sub")] == ["a", "b"]
 
 
-def test_the_command_skips_complete_files(tiny_checkpoint: Path, tmp_path: Path, capsys) -> None:
+def test_the_command_skips_complete_files(tiny_checkpoint: Path, tmp_path: Path, vanilla_transformer) -> None:
     given, out = tmp_path / "in", tmp_path / "out"
     given.mkdir()
     for number in range(3):
         (given / f"{number}.txt").write_text("half past nine\n\nhalf past nine\n")
-    command = ["translate", "--model", str(tiny_checkpoint), "--max-new-tokens", "5", "--input", str(given)]
-    assert cli.main([*command, "--output", str(out), "--shard", "2/3"]) == 0
-    assert cli.main([*command, "--output", str(out)]) == 0
-    error = capsys.readouterr().err
-    assert "1 of 3 files are translated already" in error
+    command = ["translate", "--model", tiny_checkpoint, "--max-new-tokens", 5, "--input"]
+    assert vanilla_transformer(*command, given, "--output", out, "--shard", "2/3")[0] == 0
+    code, _, error = vanilla_transformer(*command, given, "--output", out)
+    assert (code, "1 of 3 files are translated already" in error) == (0, True)
     assert error.endswith("2 files are translated now, 1 were before\n")
     assert (out / "0.txt").read_text().count("\n") == 3
 
-    table = given / "3.tsv"
+    table = tmp_path / "3.tsv"
     table.write_text("id\ttext\n1\tnine\n")
-    alone = [*command[:-1], str(table), "--output"]
-    assert cli.main([*alone, str(tmp_path / "out.jsonl")]) == 2
-    assert "give a folder, or for a single table or document a file whose name ends" in capsys.readouterr().err
+    code, _, error = vanilla_transformer(*command, table, "--output", tmp_path / "out.jsonl")
+    assert (code, "give a folder, or for a single table or document a file whose name ends" in error) == (2, True)
     for place in ("tables", "out.tsv"):
-        assert cli.main([*alone, str(tmp_path / place)]) == 0
+        assert vanilla_transformer(*command, table, "--output", tmp_path / place)[0] == 0
     assert (tmp_path / "out.tsv").read_text().startswith("id\ttext\ttranslation\n1\tnine\t")
     assert (tmp_path / "tables" / "3.tsv").read_bytes() == (tmp_path / "out.tsv").read_bytes()
-    table.unlink()
 
     (given / "3.gz").write_bytes(b"no gzip")
     (given / "4.txt").write_bytes(b"half past nine\n\xff\n")
-    assert cli.main([*command, "--output", str(out)]) == 1
-    error = capsys.readouterr().err
-    assert "3.gz: can't be read" in error
+    code, _, error = vanilla_transformer(*command, given, "--output", out)
+    assert (code, "3.gz: can't be read" in error) == (1, True)
     assert "4.txt: 1 rows aren't translated, see" in error
     assert "2 of 5 files have problems, see above; the others are translated" in error
     (given / "3.gz").unlink()
-    assert cli.main([*command, "--output", str(out)]) == 1
-    error = capsys.readouterr().err
-    assert "4 of 4 files are translated already" in error
+    code, _, error = vanilla_transformer(*command, given, "--output", out)
+    assert (code, "4 of 4 files are translated already" in error) == (1, True)
     assert "4.txt: 1 rows aren't translated, see" in error
     assert (out / "4.txt").read_text().endswith("\n\n")
-    assert cli.main([*command, "--output", str(tmp_path / "new"), "--target-lang", "deu"]) == 2  # not one error a row
-    assert "tgt_lang is 'deu'" in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
-    assert cli.main([*command]) == 2
-    assert "several files need a place for the translations; give --output" in capsys.readouterr().err
+    code, _, error = vanilla_transformer(*command, given, "--output", tmp_path / "new", "--target-lang", "deu")
+    assert (code, "tgt_lang is 'deu'" in error, (tmp_path / "new").exists()) == (2, True, False)  # one error
+    code, _, error = vanilla_transformer(*command, given)
+    assert (code, "several files need a place for the translations; give --output" in error) == (2, True)
 
 
 def test_outputs_of_another_origin_are_refused(tiny_checkpoint: Path, tmp_path: Path, vanilla_transformer) -> None:

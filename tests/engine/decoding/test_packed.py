@@ -14,12 +14,7 @@ from torch import nn
 
 from hf_vanilla_transformer.engine.cpu import CPU
 from hf_vanilla_transformer.engine.decoding import linear
-from hf_vanilla_transformer.engine.decoding.linear import (
-    ColumnLinear,
-    MixedLinear,
-    PackedLinear,
-    PlainLinear,
-)
+from hf_vanilla_transformer.engine.decoding.linear import ColumnLinear, MixedLinear, PackedLinear, PlainLinear
 from hf_vanilla_transformer.engine.decoding.packed import Packed, PackedDecoder
 from hf_vanilla_transformer.engine.decoding.prepared import AveragedDecoder
 from hf_vanilla_transformer.engine.decoding.weights import Weights
