@@ -71,7 +71,7 @@ def attention_of(
     _check("source", source)
     if target is not None:
         _check("target", target)
-    with set_languages(tokenizer, EngineBackend(model, tokenizer), {}, [source], **languages) as (begin, options):
+    with set_languages(tokenizer, EngineBackend(model, tokenizer), {}, [source], 0, **languages) as (begin, options):
         plan = Plan.of(options, model.generation_config)
         source_ids = _token_ids(model, tokenizer, "source", begun(tokenizer, source, begin), plan)
         forced = None if target is None else _token_ids(model, tokenizer, "target", target, plan)

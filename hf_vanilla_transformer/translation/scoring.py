@@ -120,7 +120,7 @@ def score_pairs(
     if not texts:
         raise ValueError("sources and targets are empty; a likelihood needs at least one sentence")
     limit = source_limit(backend, max_tokens, tokenizer)
-    with set_languages(tokenizer, backend, {}, texts, **languages) as (begin, options):
+    with set_languages(tokenizer, backend, {}, texts, 0, **languages) as (begin, options):
         source_ids = encode_within(encoder(tokenizer), [begun(tokenizer, text, begin) for text in texts], limit)
         target_ids = encode_within(target_encoder(backend.plan(options), tokenizer), references, limit)
     warn_of_unknown(tokenizer, texts, source_ids)

@@ -96,13 +96,9 @@ def test_buckets_are_freed_and_large_batches_divided_by_the_budget():
 
 def test_what_captured_steps_lack_is_left_to_others():
     graph, packed = prepared("learned positions")
-    lacking = [
-        {"coverage_penalty": 0.2},
-        {"alignments": True},
-        {"no_repeat_ngram_size": 2},
-        {"repetition_penalty": 2.0},
-    ]
-    lacking += [{"forced_begin": 4}, {"forced_end": (99,)}, {"barred_words": ((4, 5),)}, {"ends": tuple(range(3, 14))}]
+    lacking = [{"coverage_penalty": 0.2}, {"alignments": True}, {"no_repeat_ngram_size": 2}]
+    lacking += [{"repetition_penalty": 2.0}, {"forced_begin": 4}, {"forced_end": (99,)}]
+    lacking += [{"barred_words": ((4, 5),)}, {"ends": tuple(range(3, 14))}]
     buckets, tokens = list(graph._steps), []
     for settings in lacking:
         plan = replace(BEAMS, limit=("max_length", 9), **settings)
