@@ -120,7 +120,16 @@ class Batcher:
         divided = await asyncio.to_thread(divide) if sum(map(len, texts)) > MANY_CHARACTERS else divide()
         if not (pieces := [piece for some in divided for piece in some]):
             return [[join_linked([], [])] for _ in texts]
-        await self._translated(request := self._request(pieces, BatchKey(n_best, source, target, linked)))
+        request = self._request(pieces, BatchKey(n_best, source, target, linked))
+        self._requests.append(request)
+        if len(self._waiting()) >= self._expected:
+            self._gathered.set()
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._translate_batches())
+        try:
+            await request.done
+        finally:
+            self._requests.remove(request)
         rows = iter(request.results[number] for number in range(len(pieces)))
         return [_joined(some, [next(rows) for _ in some]) for some in divided]
 
@@ -133,18 +142,6 @@ class Batcher:
         if waiting > self._max_waiting_tokens:
             raise QueueFullError(f"{self.waiting_tokens:,} tokens wait already")
         return request
-
-    async def _translated(self, request: _Request) -> None:
-        """Waits until a request is translated, in its turns."""
-        self._requests.append(request)
-        if len(self._waiting()) >= self._expected:
-            self._gathered.set()
-        if self._work is None or self._work.done():
-            self._work = asyncio.create_task(self._translate_batches())
-        try:
-            await request.done
-        finally:
-            self._requests.remove(request)
 
     async def _translate_batches(self) -> None:
         run = asyncio.get_running_loop().run_in_executor
