@@ -161,8 +161,8 @@ def synchronize(device: str) -> None:
 def measure_peak(device: str, dtype: torch.dtype) -> tuple[float, str]:
     """Returns the most FLOP/s that this machine reaches in products of large square matrices, and which these were."""
     products: list[Callable[[Tensor, Tensor], Tensor]] = [torch.mm]
-    if device == "cpu" and dtype == torch.float32 and torch_private.has_onednn():
-        onednn = torch_private.onednn_linear().default
+    if device == "cpu" and dtype == torch.float32 and (operators := torch_private.onednn_linear()):
+        onednn = operators[0].default
         products.append(lambda a, b: onednn(a, b, None, "none", [], ""))
     found = []
     for side in PEAK_SIDES[device]:

@@ -310,10 +310,10 @@ def decoding_options(arguments: argparse.Namespace, backend: "Backend") -> dict[
     penalties = {"gnmt_length_penalty": arguments.length_penalty, "coverage_penalty": arguments.coverage_penalty}
     options = {name: value for name, value in {**given, **penalties}.items() if value is not None}
     try:
-        check_generation(options, backend.settings)
+        check_generation(options, backend.generation_config)
     except ValueError as error:
         raise UsageError(f"{error}; give --num-beams or --max-new-tokens, or correct generation_config.json") from error
-    num_beams = arguments.num_beams or Plan.of({}, backend.settings).num_beams
+    num_beams = arguments.num_beams or Plan.of({}, backend.generation_config).num_beams
     for name in ("length_penalty", "coverage_penalty", "early_stopping"):
         option = "--" + name.replace("_", "-")
         if getattr(arguments, name) is None:

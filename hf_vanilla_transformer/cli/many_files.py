@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from ..data.formats import CorpusError
-    from ..translation.files import Job
+    from ..translation.files import FileJob
     from ..translation.translator import Translator
 
-    Outcomes = Iterator[tuple[Job, CorpusError | None]]
+    Outcomes = Iterator[tuple[FileJob, CorpusError | None]]
 
 # Options that the translator takes as they are.
 OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "split_sentences", "unknown", *LANGUAGES)
@@ -85,23 +85,23 @@ def translate(arguments: argparse.Namespace) -> None:
         raise RunError(f"{problems} of {len(found)} files have problems, see above; the others are translated")
 
 
-def _jobs(arguments: argparse.Namespace) -> "list[Job]":
+def _jobs(arguments: argparse.Namespace) -> "list[FileJob]":
     """Returns what is to be translated: a table or a document into one, or files into a folder."""
     from ..data.formats import form_of
-    from ..translation.files import Job, jobs, version_of
+    from ..translation.files import FileJob, file_jobs, version_of
 
     how = {name: getattr(arguments, name) for name in RECORDED} | {"model": version_of(arguments.model)}
     name, output = arguments.input[0], Path(arguments.output)
     if output.is_dir() or not (output.is_file() or form_of(output.name)):
-        return jobs(arguments.input, output, arguments.shard or (1, 1), how)
+        return file_jobs(arguments.input, output, arguments.shard or (1, 1), how)
     if arguments.input[1:] or not Path(name).is_file() or output.suffix.lower() != Path(name).suffix.lower():
         fix = "give a folder, or for a single table or document a file whose name ends as its own"
         raise UsageError(f"--output {output} is a file; {fix}")
     check_output("--output", arguments.output, True, [name])
-    return [Job(Path(name), output, how)]
+    return [FileJob(Path(name), output, how)]
 
 
-def _problem(job: "Job", damage: "CorpusError | None") -> bool:
+def _problem(job: "FileJob", damage: "CorpusError | None") -> bool:
     """Prints what is wrong with a file, and returns whether something is."""
     from tqdm import tqdm
 
@@ -128,7 +128,7 @@ def _opened(arguments: argparse.Namespace) -> "tuple[Translator, dict[str, Any]]
     return translator, options
 
 
-def _here(arguments: argparse.Namespace, left: "list[Job]", progress: "tqdm") -> "Outcomes":
+def _here(arguments: argparse.Namespace, left: "list[FileJob]", progress: "tqdm") -> "Outcomes":
     from ..data.formats import CorpusError
     from ..translation.files import caller, outcomes, write
 
@@ -143,7 +143,7 @@ def _here(arguments: argparse.Namespace, left: "list[Job]", progress: "tqdm") ->
         yield job, damage
 
 
-def _with_ray(arguments: argparse.Namespace, left: "list[Job]", progress: "tqdm") -> "Outcomes":
+def _with_ray(arguments: argparse.Namespace, left: "list[FileJob]", progress: "tqdm") -> "Outcomes":
     ray_files = import_extra("serving.ray")
     _, options = _opened(arguments)  # a wrong option is an error before any actor starts
     with ray_files.connected(arguments.ray):

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from ..errors import first_line, install
-from ..serving.settings import Settings
+from ..serving.settings import ServiceSettings
 from .common import (
     PROGRAM,
     UsageError,
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-characters",
         type=positive,
-        default=Settings.characters,
+        default=ServiceSettings.characters,
         metavar="N",
         help="characters of a request (default: %(default)s)",
     )
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         type=positive,
-        default=Settings.seconds,
+        default=ServiceSettings.seconds,
         metavar="S",
         help="seconds until a request fails (default: %(default)s)",
     )
@@ -106,12 +106,12 @@ def _serve(arguments: argparse.Namespace) -> None:
     if not is_this_machine(arguments.host) and not arguments.api_key:
         print(f"{PROGRAM}: warning: every computer that reaches this machine can use the service", file=sys.stderr)
     hosts = arguments.allowed_host or ([] if is_this_machine(arguments.host) else ["*"])
-    settings = Settings(
+    settings = ServiceSettings(
         api_key=arguments.api_key,
         cors_origins=arguments.cors_origin,
         allowed_hosts=["localhost", "127.0.0.1", "[::1]", in_url(arguments.host), *hosts],
         characters=arguments.max_characters,
-        body=max(Settings.body, 12 * arguments.max_characters),  # of each, two escapes such as \ud83d at most
+        body=max(ServiceSettings.body, 12 * arguments.max_characters),  # of each, two escapes such as \ud83d at most
         seconds=arguments.timeout,
     )
     pairs = ", ".join("-".join(pair) for pairs in models.values() for pair in pairs)
@@ -142,7 +142,7 @@ def _models(arguments: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
 
 
 def _here(
-    arguments: argparse.Namespace, models: Mapping[str, list[tuple[str, str]]], settings: Settings, ready: str
+    arguments: argparse.Namespace, models: Mapping[str, list[tuple[str, str]]], settings: ServiceSettings, ready: str
 ) -> None:
     from ..serving import app, server
     from ..serving.models import batcher_of
@@ -160,7 +160,7 @@ def _here(
 
 
 def _on_a_cluster(
-    arguments: argparse.Namespace, models: Mapping[str, list[tuple[str, str]]], settings: Settings, ready: str
+    arguments: argparse.Namespace, models: Mapping[str, list[tuple[str, str]]], settings: ServiceSettings, ready: str
 ) -> None:
     import_extra("serving.ray")  # says how Ray is installed
     ray_serve = import_extra("serving.ray_serve")

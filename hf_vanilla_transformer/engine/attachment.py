@@ -66,7 +66,7 @@ class Engine:
         self._snapshot: Snapshot | None = Snapshot(model, allow_autocast)
         self._prepared: Prepared | None = Graph(model) if model.device.type == "cuda" else Packed(model, is_int8)
         self._change: str | None = None  # why it is off
-        self._before = _settings_of(model)  # what is attached until now, for `__exit__`
+        self._before = _attach_options(model)  # what is attached until now, for `__exit__`
         self._warned: set[str] = set()
 
     @property
@@ -192,12 +192,12 @@ def detach(model: PreTrainedModel) -> AbstractContextManager[object]:
         model: A model; one without an engine is left as it is.
     """
     at_the_end = ExitStack()
-    at_the_end.callback(_restore, model, _settings_of(model))
+    at_the_end.callback(_restore, model, _attach_options(model))
     _restore(model, None)
     return at_the_end
 
 
-def _settings_of(model: PreTrainedModel) -> dict[str, Any] | None:
+def _attach_options(model: PreTrainedModel) -> dict[str, Any] | None:
     """Returns how the engine that decodes for a model was attached, or None."""
     attached = vars(model).get("engine")
     if attached is None or not attached.is_on:
@@ -205,8 +205,8 @@ def _settings_of(model: PreTrainedModel) -> dict[str, Any] | None:
     return {"compute_type": attached.compute_type, "allow_autocast": attached.allow_autocast}
 
 
-def _restore(model: PreTrainedModel, settings: dict[str, Any] | None) -> None:
+def _restore(model: PreTrainedModel, options: dict[str, Any] | None) -> None:
     if (attached := vars(model).pop("engine", None)) is not None:
         attached.switch_off("the engine was detached")
-    if settings is not None and unsupported_reason(model, **settings) is None:
-        attach(model, **settings)
+    if options is not None and unsupported_reason(model, **options) is None:
+        attach(model, **options)

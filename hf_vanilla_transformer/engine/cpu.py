@@ -50,10 +50,11 @@ def this_processor() -> Processor:
     capabilities = torch.cpu.get_capabilities()
     is_intel = "intel" in str(capabilities.get("cpu_name")).lower()
     by_mkl = is_intel and bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
-    takes_bfloat16 = torch_private.has_onednn() and torch_private.has_onednn_bfloat16()
+    has_onednn = torch_private.onednn_linear() is not None
+    takes_bfloat16 = has_onednn and torch_private.has_onednn_bfloat16()
     thresholds: dict[str, Any] = INTEL if by_mkl else OTHERS
     return Processor(
-        has_onednn=torch_private.has_onednn(),
+        has_onednn=has_onednn,
         has_fast_bfloat16=takes_bfloat16 and any(map(capabilities.get, MULTIPLY_BFLOAT16)),
         reduce_range=not capabilities.get("avx512_vnni"),
         **thresholds,

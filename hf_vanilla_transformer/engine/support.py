@@ -24,7 +24,7 @@ ACTIVATION_NAMES = (
     "gelu_accurate", "hardswish", "leaky_relu", "linear", "mish", "quick_gelu", "sigmoid", "silu", "swish", "tanh",
 )  # fmt: skip
 # Settings of modules that the engine takes from the configuration, or can't have.
-SETTINGS = ("head_dim", "value_head_dim", "is_causal", "max_norm")
+MODULE_SETTINGS = ("head_dim", "value_head_dim", "is_causal", "max_norm")
 
 
 # ---- What a model is made of ----
@@ -96,7 +96,7 @@ def _structure_reason(model: PreTrainedModel, modules: Sequence[nn.Module]) -> s
         shapes, others = (
             [None if one is None else one.shape for one in part._parameters.values()] for part in (module, other)
         )
-        settings, usual = ([getattr(part, name, None) for name in SETTINGS] for part in (module, other))
+        settings, usual = ([getattr(part, name, None) for name in MODULE_SETTINGS] for part in (module, other))
         if shapes != others or settings != usual or vars(module).get("config", model.config) is not model.config:
             return f"a {kind.__name__} is another one than the configuration says"
     return None
@@ -145,7 +145,7 @@ def _type_reason(model: PreTrainedModel, compute_type: str) -> str | None:
     own = str(weight.dtype).removeprefix("torch.")
     if compute_type == "int8" and (weight.device.type, own) != ("cpu", "float32"):
         return f"int8 needs a model in float32 on a CPU, and this one is in {own} on {weight.device.type}"
-    if compute_type == "int8" and not torch_private.has_int8():
+    if compute_type == "int8" and torch_private.int8_linear() is None:
         return f"int8 needs products of 8 bits, and torch {torch.__version__} lacks them on this machine"
     if compute_type not in ("default", "int8", own):
         return f"its weights are in {own}; load it with dtype={compute_type}, or leave compute_type out"

@@ -18,20 +18,19 @@ def find(path: str) -> Any:
         return None
 
 
+def _all(*paths: str) -> Any:
+    """Looks up what is of use together alone, as a tuple; None: this version of torch lacks one of them."""
+    found = tuple(map(find, paths))
+    return None if None in found else found
+
+
 # ---- Linear maps ----
-def has_onednn() -> bool:
-    """Tells whether there are oneDNN's packed and fused linear maps; `F.linear` does without."""
-    return onednn_linear() is not None and onednn_weight() is not None
-
-
 def onednn_linear() -> Any:
-    """Returns the map, x W^T + b and then a ReLU; its overload `binary` adds a residual."""
-    return find("torch.ops.mkldnn._linear_pointwise")
+    """Returns oneDNN's map, x W^T + b and then a ReLU, and what copies a weight into oneDNN's own order.
 
-
-def onednn_weight() -> Any:
-    """Returns the function that copies a weight into oneDNN's own order."""
-    return find("torch.ops.mkldnn._reorder_linear_weight")
+    The map's overload `binary` adds a residual. Without them, there is `F.linear`.
+    """
+    return _all("torch.ops.mkldnn._linear_pointwise", "torch.ops.mkldnn._reorder_linear_weight")
 
 
 def has_onednn_bfloat16() -> bool:
@@ -40,24 +39,14 @@ def has_onednn_bfloat16() -> bool:
     return is_supported is not None and bool(is_supported())
 
 
-def has_int8() -> bool:
-    """Tells whether there are products of 8 bits (oneDNN); without them, `attach` refuses "int8"."""
-    return None not in int8_linear()
+def int8_linear() -> Any:
+    """Returns oneDNN's product of 8 bits and, before it, what packs a weight; without them, `attach` refuses "int8"."""
+    return _all("torch.ops.onednn.qlinear_prepack", "torch.ops.onednn.qlinear_pointwise")
 
 
-def int8_linear() -> tuple[Any, Any]:
-    """Returns what packs an 8-bit weight, and its product."""
-    return find("torch.ops.onednn.qlinear_prepack"), find("torch.ops.onednn.qlinear_pointwise")
-
-
-def has_int8_of_few_rows() -> bool:
-    """Tells whether there are FBGEMM's; torch will remove them, and oneDNN's take their place, more slowly."""
-    return None not in int8_linear_of_few_rows()
-
-
-def int8_linear_of_few_rows() -> tuple[Any, Any]:
-    """Returns the same of FBGEMM."""
-    return find("torch.ops.quantized.linear_prepack"), find("torch.ops.quantized.linear_dynamic")
+def int8_linear_of_few_rows() -> Any:
+    """Returns the same of FBGEMM; torch will remove them, and oneDNN's take their place, more slowly."""
+    return _all("torch.ops.quantized.linear_prepack", "torch.ops.quantized.linear_dynamic")
 
 
 # ---- Hooks and compilers ----

@@ -32,12 +32,13 @@ except ImportError as error:
 from ..translation.links import Linked
 from ..translation.markup import Document
 from .batcher import BATCH_TOKENS, QueueFullError
-from .settings import Settings
+from .settings import ServiceSettings
 
 Answer = dict[str, str | list[str] | list[list[str]]]
 NOT_DETECTED = "auto isn't available: no model here detects languages; give the source's code, see /languages"
 # Translates the texts of a request, as `Batcher.translate` does, here or on another machine.
 AsyncTranslate = Callable[..., Awaitable[list[list[Linked]]]]
+ByPair = Mapping[tuple[str, str], AsyncTranslate]  # source and target language -> what translates
 
 
 class Metrics:
@@ -85,9 +86,7 @@ class Fields(BaseModel):
     api_key: str = ""
 
 
-def create_app(
-    models: Mapping[tuple[str, str], AsyncTranslate], settings: Settings | None = None, metrics: Metrics | None = None
-) -> FastAPI:
+def create_app(models: ByPair, settings: ServiceSettings | None = None, metrics: Metrics | None = None) -> FastAPI:
     """Returns the service as an ASGI application.
 
     Args:
@@ -95,7 +94,7 @@ def create_app(
         settings: Limits and keys.
         metrics: What `/metrics` shows; None: there is no `/metrics`.
     """
-    settings, counters = settings or Settings(), metrics or Metrics()
+    settings, counters = settings or ServiceSettings(), metrics or Metrics()
 
     app = FastAPI(title="vanilla-transformer serve")
     app.add_exception_handler(HTTPException, _error)
@@ -199,7 +198,7 @@ async def _unless_gone(request: Request, work: Awaitable[Answer]) -> Answer:
         leaving.cancel()
 
 
-async def _translate(fields: Fields, models: Mapping[tuple[str, str], AsyncTranslate], settings: Settings) -> Answer:
+async def _translate(fields: Fields, models: ByPair, settings: ServiceSettings) -> Answer:
     _check_key(fields.api_key, settings.api_key)
     texts = [fields.q] if isinstance(fields.q, str) else fields.q
     if len(texts) > settings.texts:
@@ -211,7 +210,7 @@ async def _translate(fields: Fields, models: Mapping[tuple[str, str], AsyncTrans
         pairs = ", ".join("-".join(pair) for pair in sorted(models)[:20])
         raise HTTPException(400, f"{fields.source} to {fields.target} is not supported; there is {pairs}")
     is_html = fields.format == "html"
-    kind, do = (Document, asyncio.to_thread) if is_html else (Lines, _at_once)  # pages take a while
+    kind, do = (Document, asyncio.to_thread) if is_html else (PlainText, _at_once)  # pages take a while
     number = fields.alternatives + 1
     try:
         documents = await do(lambda: [kind(text) for text in texts])
@@ -223,7 +222,7 @@ async def _translate(fields: Fields, models: Mapping[tuple[str, str], AsyncTrans
         raise HTTPException(400, first_line(error)) from error
     found = dict(zip(wanted, rows, strict=True))
 
-    def translations(document: Document | Lines) -> list[str]:
+    def translations(document: Document | PlainText) -> list[str]:
         of = {text: found[text] for text in document.texts}  # some texts have fewer translations than others
         ranks = range(max(map(len, of.values()), default=number))
         return [document.translated({text: row[min(rank, len(row) - 1)] for text, row in of.items()}) for rank in ranks]
@@ -241,7 +240,7 @@ async def _at_once(work: Callable[[], Any]) -> Any:
     return work()
 
 
-class Lines:
+class PlainText:
     """A text whose lines are translated one by one, as models see them in training; white space around them stays."""
 
     def __init__(self, text: str) -> None:
@@ -266,7 +265,7 @@ def _check_key(given: str, api_key: str | None) -> None:
         raise HTTPException(403, "Invalid API key" if given else "api_key is missing; ask who runs this service")
 
 
-def _check_size(texts: Sequence[str], settings: Settings) -> None:
+def _check_size(texts: Sequence[str], settings: ServiceSettings) -> None:
     try:
         "".join(texts).encode()
     except UnicodeEncodeError as error:

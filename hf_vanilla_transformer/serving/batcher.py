@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..translation.links import Linked, join_linked
 from ..translation.reading import Piece
@@ -16,30 +17,36 @@ BATCH_TOKENS = 1_024
 MAX_WAITING_TOKENS = 20_000
 # After a batch of several texts, the next one waits this long for as many: clients that have just got an answer.
 SECONDS_TO_GATHER = 0.004
+# Characters of a request from which its texts are divided in a thread, so that other requests go on meanwhile.
+MANY_CHARACTERS = 2_000
+
+Model = Callable[[list[str], int, str, str, bool], list[list[Linked]]]
+"""Translates pieces of texts, by a `BatchKey`; for each, it returns `n_best` translations, the best first."""
 
 
 class QueueFullError(Exception):
     """More waits than can be translated soon."""
 
 
-# Characters of a request from which its texts are divided in a thread, so that other requests go on meanwhile.
-MANY_CHARACTERS = 2_000
+class BatchKey(NamedTuple):
+    """What the pieces of a batch have in common: the arguments of their requests."""
 
-Options = tuple[int, str, str, bool]  # number of translations, the languages, whether they are linked: a batch's
-Model = Callable[[list[str], int, str, str, bool], list[list[Linked]]]
-"""Translates pieces of texts; for each, it returns the given number of translations, the best first."""
+    n_best: int
+    source: str
+    target: str
+    linked: bool
 
 
 @dataclass(eq=False)
 class _Request:
     pieces: Sequence[Piece]
-    options: Options
+    key: BatchKey
     done: "asyncio.Future[None]"
     waiting: deque[int] = field(default_factory=deque)  # numbers of pieces
     results: dict[int, list[Linked]] = field(default_factory=dict)
 
     def tokens(self, number: int) -> int:
-        return self.options[0] * self.pieces[number].num_tokens
+        return self.key.n_best * self.pieces[number].num_tokens
 
     @property
     def waiting_tokens(self) -> int:
@@ -113,22 +120,7 @@ class Batcher:
         divided = await asyncio.to_thread(divide) if sum(map(len, texts)) > MANY_CHARACTERS else divide()
         if not (pieces := [piece for some in divided for piece in some]):
             return [[join_linked([], [])] for _ in texts]
-        await self._translated(request := self._request(pieces, (n_best, source, target, linked)))
-        rows = iter(request.results[number] for number in range(len(pieces)))
-        return [_joined(some, [next(rows) for _ in some]) for some in divided]
-
-    def _request(self, pieces: Sequence[Piece], options: Options) -> _Request:
-        """Returns a request, unless too much waits."""
-        done = asyncio.get_running_loop().create_future()
-        request = _Request(pieces, options, done, deque(range(len(pieces))))
-        # A request counts for at most half of the limit, so that a long one doesn't keep out short ones.
-        waiting = sum(min(one.waiting_tokens, self._max_waiting_tokens // 2) for one in [*self._requests, request])
-        if waiting > self._max_waiting_tokens:
-            raise QueueFullError(f"{self.waiting_tokens:,} tokens wait already")
-        return request
-
-    async def _translated(self, request: _Request) -> None:
-        """Waits until a request is translated, in its turns."""
+        request = self._request(pieces, BatchKey(n_best, source, target, linked))
         self._requests.append(request)
         if len(self._waiting()) >= self._expected:
             self._gathered.set()
@@ -138,12 +130,24 @@ class Batcher:
             await request.done
         finally:
             self._requests.remove(request)
+        rows = iter(request.results[number] for number in range(len(pieces)))
+        return [_joined(some, [next(rows) for _ in some]) for some in divided]
+
+    def _request(self, pieces: Sequence[Piece], key: BatchKey) -> _Request:
+        """Returns a request, unless too much waits."""
+        done = asyncio.get_running_loop().create_future()
+        request = _Request(pieces, key, done, deque(range(len(pieces))))
+        # A request counts for at most half of the limit, so that a long one doesn't keep out short ones.
+        waiting = sum(min(one.waiting_tokens, self._max_waiting_tokens // 2) for one in [*self._requests, request])
+        if waiting > self._max_waiting_tokens:
+            raise QueueFullError(f"{self.waiting_tokens:,} tokens wait already")
+        return request
 
     async def _translate_batches(self) -> None:
         run = asyncio.get_running_loop().run_in_executor
         while batch := list(self._next_batch()):
-            texts = [request.pieces[number].text for request, number in batch]
-            outcomes = await run(self._thread, self._outcomes, texts, batch[0][0].options)
+            texts, key = [request.pieces[number].text for request, number in batch], batch[0][0].key
+            outcomes = await run(self._thread, self._outcomes, texts, key)
             for (request, number), outcome in zip(batch, outcomes, strict=True):
                 if isinstance(outcome, list):
                     request.results[number] = outcome
@@ -154,8 +158,7 @@ class Batcher:
                     request.waiting.clear()
                 elif len(request.results) == len(request.pieces):
                     request.done.set_result(None)
-            n_best = batch[0][0].options[0]
-            self._on_batch(len(batch), sum(request.tokens(number) for request, number in batch) // n_best)
+            self._on_batch(len(batch), sum(request.pieces[number].num_tokens for request, number in batch))
             waiting = self._waiting()
             self._expected = len({request for request, _ in batch}.union(waiting))
             if self._expected > max(1, len(waiting)):
@@ -168,11 +171,10 @@ class Batcher:
         return [request for request in self._requests if request.waiting]
 
     def _next_batch(self) -> Iterator[tuple[_Request, int]]:
-        """Yields pieces of requests with the options of the oldest one, one of each request in turn."""
+        """Yields pieces of requests with the key of the oldest one, one of each request in turn."""
         if not (waiting := self._waiting()):
             return
-        options, left = waiting[0].options, self._batch_tokens
-        turns = deque(request for request in waiting if request.options == options)
+        left, turns = self._batch_tokens, deque(request for request in waiting if request.key == waiting[0].key)
         first = True
         while turns:
             request = turns.popleft()
@@ -184,14 +186,14 @@ class Batcher:
             if request.waiting:
                 turns.append(request)
 
-    def _outcomes(self, texts: list[str], options: Options) -> list[list[Linked] | Exception]:
+    def _outcomes(self, texts: list[str], key: BatchKey) -> list[list[Linked] | Exception]:
         """Returns the translations of each piece, or its error: one piece's error isn't that of the others."""
         try:
-            return [*self._translate(texts, *options)]
+            return [*self._translate(texts, *key)]
         except Exception as error:
             if len(texts) == 1:
                 return [error]
-        return [outcome for text in texts for outcome in self._outcomes([text], options)]
+        return [outcome for text in texts for outcome in self._outcomes([text], key)]
 
 
 def _joined(pieces: list[Piece], rows: list[list[Linked]]) -> list[Linked]:

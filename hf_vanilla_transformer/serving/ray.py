@@ -20,7 +20,7 @@ from typing import Any
 from ..checkpoints.files import write_text
 from ..data.formats import CorpusError
 from ..errors import first_line, install
-from ..translation.files import ROWS, TRANSLATION, Job, Outcome, Row, caller, outcomes, rows_of, write
+from ..translation.files import ROWS, TRANSLATION, FileJob, Outcome, Row, caller, outcomes, rows_of, write
 from ..translation.translator import Translator
 
 try:
@@ -103,14 +103,14 @@ class _TranslateParts(Translate):
 
 
 def translate_files(
-    jobs: list[Job],
+    jobs: list[FileJob],
     model: str,
     *,
     actors: tuple[int, int] = (1, 1),
     cpus: int = 1,
     options: dict[str, Any] | None = None,
     opening: dict[str, Any] | None = None,
-) -> Iterator[tuple[Job, CorpusError | None]]:
+) -> Iterator[tuple[FileJob, CorpusError | None]]:
     """Translates files part by part on a cluster; Ray has to be initialized, and all nodes see the files.
 
     A part has 1,000 rows. Parts that are complete are kept beside the output, in a hidden folder, until the file is: a
@@ -156,7 +156,7 @@ def translate_files(
                 yield jobs[number], _put_together(jobs[number])
 
 
-def _folder(job: Job) -> Path:
+def _folder(job: FileJob) -> Path:
     """Returns the folder for the parts of a file; another model, other options or another source have another one."""
     digest = hashlib.sha256(json.dumps(job.origin()).encode()).hexdigest()[:16]
     return job.output.with_name(f".{job.output.name}.{digest}{PARTS}")
@@ -166,7 +166,7 @@ def _place(folder: Path, number: int) -> Path:
     return folder / f"{number:09}.json"
 
 
-def _missing_parts(job: Job) -> list[dict[str, Any]]:
+def _missing_parts(job: FileJob) -> list[dict[str, Any]]:
     with rows_of(job.source, job.form, job.column) as (_, rows):
         number = sum(1 for _ in rows)
     folder = _folder(job).absolute()
@@ -179,13 +179,13 @@ def _missing_parts(job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def _saved(job: Job, numbers: Iterator[int], rows: list[Row]) -> list[Outcome]:
+def _saved(job: FileJob, numbers: Iterator[int], rows: list[Row]) -> list[Outcome]:
     """Returns the outcomes of the part with the next number."""
     saved = json.loads(_place(_folder(job), next(numbers)).read_text(encoding="utf-8"))
     return [Outcome(*one) for _, one in zip(rows, saved, strict=True)]
 
 
-def _put_together(job: Job) -> CorpusError | None:
+def _put_together(job: FileJob) -> CorpusError | None:
     """Writes the output from its parts, and removes these and those of other options."""
     problem = None
     try:

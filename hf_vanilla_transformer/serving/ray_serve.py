@@ -20,7 +20,7 @@ from .app import AsyncTranslate, create_app
 from .batcher import Batcher, QueueFullError
 from .models import batcher_of
 from .ray import connected
-from .settings import Settings
+from .settings import ServiceSettings
 
 NAME = "vanilla-transformer"
 # Requests that a replica of a model works on at a time, on average, before there is another; half a batch of lines.
@@ -61,7 +61,7 @@ def _check_cluster(cpus: int) -> None:
 @contextmanager
 def running(
     models: Mapping[str, Sequence[Pair]],
-    settings: Settings,
+    settings: ServiceSettings,
     *,
     address: str,
     host: str,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServiceSettings:
     """Who may use the service, and what one request may ask for.
 
     Attributes:

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
-# transformers gives the score -1e9 to places that hold no hypothesis.
-NO_HYPOTHESIS = -1e8
+LEAST_SCORE = -1e8  # of a hypothesis: places that hold none have transformers' -1e9
 MAX_NEW_TOKENS = 512  # of another package's model whose settings name no limit: transformers would cut at 20
 # The largest values of options that count something: beyond, a slip would only stall the machine.
 LARGEST = {
@@ -66,12 +65,11 @@ class Translation:
     alignment: Alignment | None = field(default=None, compare=False)
 
 
-Options = dict[str, Any]  # keyword arguments
 Found = tuple[list[int], list[list[Translation]]]  # places of some segments, and the translations of each
 
 
 @dataclass(frozen=True)
-class Job:
+class DecodingJob:
     """Segments to translate, and how: all as for `decode`, and the `plan` of its options.
 
     Attributes:
@@ -81,7 +79,7 @@ class Job:
     tokenizer: "PreTrainedTokenizerBase"
     segments: list[Segment]
     plan: Plan
-    options: Options
+    options: dict[str, Any]
     has_scores: bool
     batch_size: int | None
     batch_tokens: int | None
@@ -94,7 +92,7 @@ class Backend(ABC):
         name: "engine" or "ctranslate2".
         device: Where it computes.
         dtype: The type of its weights, or that it computes in.
-        settings: The model's generation config, or its values by name.
+        generation_config: The model's, or its values by name.
         positions: Tokens of the longest source that the model has positions for; None: there is no end.
         is_own: Whether the model is of this package, with all of its options.
         tasks: Settings of translation tasks that a T5's configuration names: "translation_en_to_de" and so on.
@@ -104,16 +102,16 @@ class Backend(ABC):
     name: str
     device: Any
     dtype: Any
-    settings: Any
+    generation_config: Any
     positions: int | None
     is_own: bool = True
     tasks: Mapping[str, Any] = MappingProxyType({})
     training: bool = False
 
-    def plan(self, options: Options, n_best: int | None = None, alignments: bool = False) -> Plan:
+    def plan(self, options: dict[str, Any], n_best: int | None = None, alignments: bool = False) -> Plan:
         """Resolves how a call of `decode` decodes; raises `ValueError` for what the backend lacks."""
-        check_generation(options, self.settings)
-        plan = Plan.of(options, self.settings)
+        check_generation(options, self.generation_config)
+        plan = Plan.of(options, self.generation_config)
         if not self.is_own and plan.limit[0] == "default":
             plan = replace(plan, limit=("max_new_tokens", min(MAX_NEW_TOKENS, self.positions or MAX_NEW_TOKENS)))
         if plan.num_hypotheses > plan.num_beams and not plan.others:  # samples may be as many as one likes
@@ -136,7 +134,7 @@ class Backend(ABC):
         """Says which setting of a plan the backend lacks, and why, or None."""
 
     @abstractmethod
-    def search(self, job: Job) -> Iterator[Found]:
+    def search(self, job: DecodingJob) -> Iterator[Found]:
         """Translates the segments of a job, in any order; for n-best lists, into all that each search found."""
 
     @abstractmethod
@@ -171,10 +169,10 @@ def check_number(name: str, value: object, where: str = "") -> None:
         raise ValueError(f"{name}{where} is {value!r}; it has to be an integer from {least} to {LARGEST[name]:,}")
 
 
-def check_generation(options: Mapping[str, object], settings: Any) -> None:
+def check_generation(options: Mapping[str, object], generation_config: Any) -> None:
     """Checks the options of `generate()` that multiply its work, given or else of the generation config."""
-    settings = options.get("generation_config") or settings
-    own = settings if isinstance(settings, Mapping) else vars(settings)
+    config = options.get("generation_config") or generation_config
+    own = config if isinstance(config, Mapping) else vars(config)
     has_length = any(options.get(name) is not None for name in LENGTHS)
     for name in ("num_beams", "num_return_sequences", *LENGTHS):
         if options.get(name) is not None:

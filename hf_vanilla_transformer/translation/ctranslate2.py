@@ -16,7 +16,7 @@ import os
 import random
 import sys
 import tempfile
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
@@ -28,18 +28,7 @@ from ..checkpoints.kinds import CONFIG, GENERATION_CONFIG
 from ..errors import CheckpointError, first_line, named
 from ..interop.ctranslate2_settings import lacking_settings, never_chosen
 from ..plan_vanilla_transformer import GNMTLengthPenalty, Plan
-from .backend import (
-    NO_HYPOTHESIS,
-    Alignment,
-    Backend,
-    Found,
-    Job,
-    Options,
-    Translation,
-    batches_of,
-    on_one_line,
-    tasks_in,
-)
+from .backend import LEAST_SCORE, Alignment, Backend, DecodingJob, Found, Translation, batches_of, on_one_line, tasks_in
 from .reading import Segment
 
 if TYPE_CHECKING:  # an extra, and what a folder in its format is translated without
@@ -51,8 +40,7 @@ logger = logging.getLogger(__name__)
 
 SHARED = "shared_vocabulary.json"
 FIX = "export the model again"
-# Options of a call.
-OPTIONS = (
+CALL_OPTIONS = (
     *("num_beams", "forced_bos_token_id", "max_new_tokens", "min_new_tokens", "max_length", "max_extra_length"),
     *("length_penalty", "gnmt_length_penalty", "early_stopping", "do_sample"),
 )
@@ -69,10 +57,10 @@ LEAST_EXPONENT = 1e-6
 TOLERANCE = 1e-3  # of log-probabilities, in float32
 
 
-class Batch:
+class PendingBatch:
     """Segments that CTranslate2's translator `pool` is translating; their prefixes have one length."""
 
-    def __init__(self, model: "CTranslate2Backend", pool: "Pool", segments: list[Segment], job: Job) -> None:
+    def __init__(self, model: "CTranslate2Backend", pool: "Pool", segments: list[Segment], job: DecodingJob) -> None:
         self._model, self._pool, self._segments, self._plan, self._job = model, pool, segments, job.plan, job
         self._is_end_forced = bool(job.plan.forced_end)  # as the last one that fits
         self._limits = list(map(self._limit, segments))
@@ -118,54 +106,55 @@ class Batch:
         )
         return results
 
-    def wait(self) -> None:
-        """Waits for the results. Beam searches that reach their segment's own limit are repeated within it."""
-        self._results = [one.result() for one in self._results]
-        beyond: dict[int, list[int]] = {}
+    def translations(self) -> list[list[Translation]]:
+        """Waits for the best translations of each segment, by the model's own penalty.
+
+        Beam searches that reach their segment's own limit are repeated within it: in a batch with a longer limit,
+        hypotheses of this length go on; here, they end.
+        """
+        results: list[TranslationResult] = [one.result() for one in self._results]
+        beyond: defaultdict[int, list[int]] = defaultdict(list)
         longest = max(self._limits)
-        for place, (result, limit) in enumerate(zip(self._results, self._limits, strict=True)):
-            # Within a longer limit, hypotheses of this length go on; here, they end.
+        for place, (result, limit) in enumerate(zip(results, self._limits, strict=True)):
             if self._plan.num_beams > 1 and limit < longest and max(map(len, result.hypotheses)) >= limit:
-                beyond.setdefault(limit, []).append(place)
+                beyond[limit].append(place)
         for places in beyond.values():
             for place, again in zip(places, self._search(places), strict=True):
-                self._results[place] = again.result()
-
-    def translations(self) -> list[list[Translation]]:
-        """Returns the best translations of each segment, by the model's own penalty."""
-        return [self._ranked(*row) for row in zip(self._segments, self._results, self._limits, strict=True)]
+                results[place] = again.result()
+        return [self._ranked(*row) for row in zip(self._segments, results, self._limits, strict=True)]
 
     def _ranked(self, segment: Segment, result: "TranslationResult", limit: int) -> list[Translation]:
-        prompt, has_scores = max(len(segment.prefix) - 1, 0), self._job.has_scores
+        rows = [tokens[:limit] for tokens in result.hypotheses]
+        counts = [self._count(segment, tokens, limit) for tokens in rows]
+        scores, best = [0.0], [0]
+        if any(result.scores or ()):  # greedy search has none, nor has a source without tokens
+            scores = [
+                score * len(tokens) ** self._exponent / count**self._plan.length_penalty
+                for tokens, score, count in zip(result.hypotheses, result.scores, counts, strict=True)
+            ]
+            best = sorted(range(len(scores)), key=lambda number: -scores[number])
+        if not self._job.has_scores:
+            best = best[:1]
+        kept = [one for one in best if one == best[0] or scores[one] > LEAST_SCORE]
+        shown = result.attention or [None] * len(rows)
+        return [self._translation(segment, rows[one], counts[one], scores[one], shown[one]) for one in kept]
 
-        def count(tokens: list[str]) -> int:
-            """Counts what the model wrote, with an end that is forced behind a cut."""
-            is_cut = len(tokens) == limit and tokens[-1] != self._model.end
-            return len(tokens) - prompt + (is_cut and self._is_end_forced)
+    def _count(self, segment: Segment, tokens: list[str], limit: int) -> int:
+        """Counts what the model wrote, with an end that is forced behind a cut."""
+        is_cut = len(tokens) == limit and tokens[-1] != self._model.end
+        return len(tokens) - len(segment.prefix[1:]) + (is_cut and self._is_end_forced)
 
-        def translation(number: int, score: float | None) -> Translation:
-            tokens = result.hypotheses[number][:limit]
-            ids = [self._model.ids[token] for token in tokens]
-            text = self._job.tokenizer.decode(ids, skip_special_tokens=True)
-            alignment = None
-            if result.attention:
-                source = tuple(self._model.source[token] for token in segment.token_ids)
-                rows = result.attention[number][prompt : len(tokens)]
-                weights = import_module("torch").tensor(rows).reshape(-1, len(source))
-                sides = tuple(segment.token_ids), tuple(ids[prompt:])
-                alignment = Alignment(source, tuple(tokens[prompt:]), weights, *sides)
-            return Translation(on_one_line(text), count(tokens), score, alignment)
-
-        if not any(result.scores or ()):  # greedy search has none, nor has a source without tokens
-            return [translation(0, 0.0 if has_scores else None)]
-        scores = [
-            score * len(tokens) ** self._exponent / count(tokens[:limit]) ** self._plan.length_penalty
-            for tokens, score in zip(result.hypotheses, result.scores, strict=True)
-        ]
-        best = sorted(range(len(scores)), key=lambda number: -scores[number])
-        if not has_scores:
-            return [translation(best[0], None)]
-        return [translation(one, scores[one]) for one in best if one == best[0] or scores[one] > NO_HYPOTHESIS]
+    def _translation(
+        self, segment: Segment, tokens: list[str], count: int, score: float, attention: list[list[float]] | None
+    ) -> Translation:
+        ids, prompt = [self._model.ids[token] for token in tokens], len(segment.prefix[1:])
+        text, alignment = self._job.tokenizer.decode(ids, skip_special_tokens=True), None
+        if attention is not None:
+            source = tuple(self._model.source[token] for token in segment.token_ids)
+            weights = import_module("torch").tensor(attention[prompt : len(tokens)]).reshape(-1, len(source))
+            sides = tuple(segment.token_ids), tuple(ids[prompt:])
+            alignment = Alignment(source, tuple(tokens[prompt:]), weights, *sides)
+        return Translation(on_one_line(text), count, score if self._job.has_scores else None, alignment)
 
 
 class CTranslate2Backend(Backend):
@@ -189,14 +178,10 @@ class CTranslate2Backend(Backend):
     name = "ctranslate2"
 
     def __init__(
-        self,
-        folder: Path,
-        device: str = "cpu",
-        compute_type: str = "default",
-        threads: int | None = None,
+        self, folder: Path, device: str = "cpu", compute_type: str = "default", threads: int | None = None
     ) -> None:
         self.device, self.name_or_path = device, str(folder)
-        self.settings, self.config = _read(folder, GENERATION_CONFIG), _read(folder, CONFIG)
+        self.generation_config, self.config = _read(folder, GENERATION_CONFIG), _read(folder, CONFIG)
         if missing := {"max_position_embeddings", "num_parameters"} - self.config.keys():
             raise CheckpointError(f"{folder / CONFIG} has no {min(missing)}; {FIX}")
         self.positions: int = self.config["max_position_embeddings"]
@@ -282,10 +267,10 @@ class CTranslate2Backend(Backend):
                 raise CheckpointError(f"{self.name_or_path}: it lacks {named(wrong)} of its tokenizer; {FIX}")
 
     # ---- Options ----
-    def plan(self, options: Options, n_best: int | None = None, alignments: bool = False) -> Plan:
+    def plan(self, options: dict[str, Any], n_best: int | None = None, alignments: bool = False) -> Plan:
         """Resolves how a call of `decode` decodes; raises `ValueError` for what CTranslate2 lacks."""
-        for name in options.keys() - set(OPTIONS):
-            raise ValueError(f"the backend ctranslate2 has no option {name}; it has {', '.join(OPTIONS)}")
+        for name in options.keys() - set(CALL_OPTIONS):
+            raise ValueError(f"the backend ctranslate2 has no option {name}; it has {', '.join(CALL_OPTIONS)}")
         plan = super().plan(options, n_best, alignments)
         ends = options.get("early_stopping")
         if plan.num_beams > 1 and ends not in (None, True):
@@ -315,7 +300,7 @@ class CTranslate2Backend(Backend):
 
     def _check_settings(self) -> None:
         """Refuses what CTranslate2 lacks of how the model decodes, and warns of what it does otherwise."""
-        plan = Plan.of({}, self.settings)
+        plan = Plan.of({}, self.generation_config)
         if lacking := lacking_settings(plan):
             raise ValueError(
                 f"the model's generation config has {', '.join(lacking)}; the backend ctranslate2 lacks that. Use the "
@@ -334,27 +319,21 @@ class CTranslate2Backend(Backend):
             )
 
     # ---- Searching ----
-    def search(self, job: Job) -> Iterator[Found]:
+    def search(self, job: DecodingJob) -> Iterator[Found]:
         """Translates the segments of a job, several batches at a time."""
         plan, batch_size = job.plan, job.batch_size
         if plan.alignments and plan.num_beams > 1:
             batch_size = 1  # CTranslate2 4.8 mixes up what the first tokens of a batch attend to
-        working: deque[tuple[list[int], Batch]] = deque()
-
-        def ended() -> Found:
-            places, batch = working.popleft()
-            batch.wait()
-            return places, batch.translations()
-
+        working: deque[tuple[list[int], PendingBatch]] = deque()
         most = (job.batch_tokens or self._tokens(job.segments, plan.num_beams)) // plan.num_beams
         groups = list(batches_of(job.segments, batch_size, max(most, 1)))
         pool = self._pool(is_alone=len(groups) == 1)
         for group in groups:
-            working.append((group, Batch(self, pool, [job.segments[place] for place in group], job)))
+            working.append((group, PendingBatch(self, pool, [job.segments[place] for place in group], job)))
             if len(working) >= self.threads * BATCHES_IN_FLIGHT:
-                yield ended()
-        while working:
-            yield ended()
+                places, batch = working.popleft()
+                yield places, batch.translations()
+        yield from ((places, batch.translations()) for places, batch in working)
 
     def _tokens(self, segments: list[Segment], num_beams: int) -> int:
         """Returns tokens of a batch, times beams: many, as products want, with as many batches for each thread."""

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ..plan_vanilla_transformer import ENGINE_OPTIONS, OPTIONS, Plan
-from .backend import LARGEST, Backend, Found, Job, Translation, check_number, positions_in
+from .backend import LARGEST, Backend, DecodingJob, Found, Translation, check_number, positions_in
 from .division import Encode
 from .languages import set_languages
 from .reading import Segment, check_splitting, encoder, join_segments, read_segments
@@ -41,10 +41,7 @@ def backend_of(model: "PreTrainedModel | Backend", tokenizer: "PreTrainedTokeniz
 
 
 def translate(
-    model: "PreTrainedModel | Backend",
-    tokenizer: "PreTrainedTokenizerBase",
-    sentences: Iterable[str],
-    **options: Any,
+    model: "PreTrainedModel | Backend", tokenizer: "PreTrainedTokenizerBase", sentences: Iterable[str], **options: Any
 ) -> list[str]:
     """Translates sentences: one line each, in their order; one that is empty or white space stays empty.
 
@@ -157,7 +154,7 @@ def decode(
     tell(len(texts) - len(left))
     found: dict[int, list[Translation]] = {}
     wanted = [n_best or 1 if left[segment.text] == 1 else 1 for segment in segments]
-    job = Job(tokenizer, segments, plan, options, n_best is not None, batch_size, batch_tokens)
+    job = DecodingJob(tokenizer, segments, plan, options, n_best is not None, batch_size, batch_tokens)
     for places, translations in _search(backend, job, wanted):
         found.update(zip(places, translations, strict=True))
         left.subtract(segments[place].text for place in places)
@@ -171,7 +168,7 @@ def decode(
     return results
 
 
-def _search(backend: Backend, job: Job, wanted: list[int]) -> Iterator[Found]:
+def _search(backend: Backend, job: DecodingJob, wanted: list[int]) -> Iterator[Found]:
     """Searches for as many different texts of each segment as are wanted, with more beams for those that lack some."""
     lists: dict[int, list[Translation]] = {place: [] for place in range(len(job.segments))}
     widths = [

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import ModelOutput
 
 from ..engine import Engine
 from ..engine.decoding.module import Module
@@ -20,19 +19,18 @@ from ..engine.support import HEAD
 from ..generation_vanilla_transformer import DecodingMixin
 from ..plan_vanilla_transformer import Plan
 from .backend import (
-    NO_HYPOTHESIS,
+    LEAST_SCORE,
     Alignment,
     Backend,
+    DecodingJob,
     Found,
-    Job,
-    Options,
     Translation,
     batches_of,
     on_one_line,
     positions_in,
     tasks_in,
 )
-from .reading import Segment, namers
+from .reading import Namer, Segment, namers
 
 # Padded source tokens per batch, times the number of beams: on two cores, more give no speed-up, and caches and logits
 # grow with it.
@@ -77,7 +75,7 @@ class EngineBackend(Backend):
         return self.base if self.is_own and _decodes_plainly(self.model, self.base) else None
 
     @property
-    def settings(self) -> Any:
+    def generation_config(self) -> Any:
         """The model's generation config, which may be replaced."""
         return self.model.generation_config
 
@@ -106,7 +104,7 @@ class EngineBackend(Backend):
         what = "alignments need" if plan.alignments else "coverage_penalty needs"
         return f"{what} a model of this package, and this one is a {type(self.model).__name__}"
 
-    def plan(self, options: Options, n_best: int | None = None, alignments: bool = False) -> Plan:
+    def plan(self, options: dict[str, Any], n_best: int | None = None, alignments: bool = False) -> Plan:
         """Resolves how a call of `decode` decodes; raises `ValueError` for what the model lacks."""
         if given := sorted(INPUTS & options.keys()):
             raise ValueError(f"{given[0]} comes from the sentences here; leave it out, or give a prefix")
@@ -130,7 +128,7 @@ class EngineBackend(Backend):
             attached.step_aside(str(reason))
         return module
 
-    def search(self, job: Job) -> Iterator[Found]:
+    def search(self, job: DecodingJob) -> Iterator[Found]:
         """Translates the segments of a job, the longest first."""
         batch_tokens = BATCH_TOKENS_ON_GPU if self.device.type == "cuda" else BATCH_TOKENS
         most = (job.batch_tokens or batch_tokens) // job.plan.num_beams
@@ -140,7 +138,7 @@ class EngineBackend(Backend):
                 rows = self.hypotheses(job, batch)
             yield numbers, translations(job, batch, rows)
 
-    def hypotheses(self, job: Job, segments: list[Segment]) -> list[list[Hypothesis]]:
+    def hypotheses(self, job: DecodingJob, segments: list[Segment]) -> list[list[Hypothesis]]:
         """Returns what is found for each of some segments with prefixes of one length, the best first."""
         if (prepared := self.prepared(job.plan)) is not None:
             rows = self.searched(prepared, job.plan, segments)
@@ -166,7 +164,7 @@ class EngineBackend(Backend):
             return self.base.max_new_tokens(plan, lengths, prompt_length)
         return [plan.max_new_tokens(length, prompt_length) for length in lengths]
 
-    def _generated(self, job: Job, segments: list[Segment]) -> list[list[Hypothesis]]:
+    def _generated(self, job: DecodingJob, segments: list[Segment]) -> list[list[Hypothesis]]:
         """Returns what `generate()` finds for segments with prefixes of one length."""
         inputs = self.tokenizer.pad({"input_ids": [one.token_ids for one in segments]}, return_tensors="pt")
         inputs = inputs.to(self.model.device)
@@ -183,12 +181,13 @@ class EngineBackend(Backend):
             widths = {"num_beams": job.plan.num_beams, "num_return_sequences": job.plan.num_hypotheses}
             options |= {**widths, "output_scores": True}
         output = self.model.generate(**batch, **options)
-        begin = max(len(segments[0].prefix), 1)
-        counts = _numbers_of_tokens(output, job.plan, begin)
-        scores = output.sequences_scores.tolist() if "sequences_scores" in output else [None] * len(counts)
-        sequences = zip(output.sequences.tolist(), counts, scores, strict=True)
-        # Behind its end, a row is filled up to the longest one's length.
-        found = [Hypothesis(row[begin : begin + count], score) for row, count, score in sequences]
+        rows = output.sequences[:, max(len(segments[0].prefix), 1) :].tolist()
+        if output.get("beam_indices") is None:
+            counts = [_num_tokens(row, job.plan) for row in rows]
+        else:
+            counts = (output.beam_indices >= 0).sum(dim=1).tolist()
+        scores = output.sequences_scores.tolist() if "sequences_scores" in output else [None] * len(rows)
+        found = [Hypothesis(row[:count], score) for row, count, score in zip(rows, counts, scores, strict=True)]
         width = len(found) // len(segments)
         return [found[start : start + width] for start in range(0, len(found), width)]
 
@@ -223,39 +222,36 @@ def _decodes_plainly(model: PreTrainedModel, base: PreTrainedModel) -> bool:
     return not any(getattr(one, "is_prompt_learning", False) for one in adapters.values())
 
 
-def translations(job: Job, segments: list[Segment], rows: list[list[Hypothesis]]) -> list[list[Translation]]:
+def translations(job: DecodingJob, segments: list[Segment], rows: list[list[Hypothesis]]) -> list[list[Translation]]:
     """Makes translations of what was found for segments; with alignments, if they are asked for."""
-    tokenizer = job.tokenizer
     flat = [(*segment.prefix, *one.tokens) for segment, own in zip(segments, rows, strict=True) for one in own]
-    texts = iter(tokenizer.batch_decode(flat, skip_special_tokens=True))
-    names = namers(tokenizer) if job.plan.alignments else None
+    texts = iter(job.tokenizer.batch_decode(flat, skip_special_tokens=True))
+    names = namers(job.tokenizer) if job.plan.alignments else None
     found: list[list[Translation]] = []
     for segment, own in zip(segments, rows, strict=True):
         found.append([])
         for number, one in enumerate(own):
             text, score = on_one_line(next(texts)), one.score if job.has_scores else None
-            alignment = None
-            if names is not None and one.attention is not None:
-                source, target = tuple(segment.token_ids), tuple(one.tokens)
-                weights = one.attention[:, : len(source)].clone()  # a view would hold the batch's memory
-                tokens = tuple(names[0](source)), tuple(names[1](target))
-                alignment = Alignment(*tokens, weights, source, target)
             # A beam search with fewer hypotheses than places fills the list up.
-            if number == 0 or (score is not None and score > NO_HYPOTHESIS):
+            if number == 0 or (score is not None and score > LEAST_SCORE):
+                alignment = None if names is None else _alignment(segment.token_ids, one, *names)
                 found[-1].append(Translation(text, len(one.tokens), score, alignment))
     return found
 
 
-def _numbers_of_tokens(output: ModelOutput, plan: Plan, begin: int) -> list[int]:
-    """Counts what the model wrote in each row from a place on."""
-    if output.get("beam_indices") is not None:
-        return (output.beam_indices >= 0).sum(dim=1).tolist()
-    rows = output.sequences[:, begin:]
-    is_end = torch.isin(rows, rows.new_tensor(plan.ends))
-    is_open = is_end.cumsum(dim=1) - is_end.long() == 0  # up to the first end
-    is_filler = rows == (-1 if plan.padding is None else plan.padding)
-    is_text = (~is_filler).flip(1).cumsum(dim=1).flip(1) > 0  # a limit's cut has padding behind it
-    return (is_open & (is_text | is_end)).sum(dim=1).tolist()
+def _alignment(source: list[int], found: Hypothesis, name_source: Namer, name_target: Namer) -> Alignment | None:
+    if found.attention is None:
+        return None
+    weights = found.attention[:, : len(source)].clone()  # a view would hold the batch's memory
+    tokens = tuple(name_source(source)), tuple(name_target(found.tokens))
+    return Alignment(*tokens, weights, tuple(source), tuple(found.tokens))
+
+
+def _num_tokens(row: list[int], plan: Plan) -> int:
+    """Counts what the model wrote in a row, which is filled up to the longest one's length."""
+    if (end := next((place for place, token in enumerate(row, start=1) if token in plan.ends), None)) is not None:
+        return end
+    return max((place for place, token in enumerate(row, start=1) if token != plan.padding), default=0)
 
 
 def no_gradients(models: Sequence[PreTrainedModel]) -> AbstractContextManager[None]:

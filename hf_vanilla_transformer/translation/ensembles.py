@@ -9,7 +9,7 @@ from ..engine.decoding.module import Module
 from ..engine.decoding.prepared import Averaged
 from ..engine.decoding.search import Hypothesis
 from ..plan_vanilla_transformer import Plan
-from .backend import Job
+from .backend import DecodingJob
 from .engine_backend import EngineBackend
 from .reading import Segment
 
@@ -41,7 +41,7 @@ class EnsembleBackend(EngineBackend):
         reason = Averaged([Module(one) for one in self.models]).unsupported(plan)
         return None if reason is None else f"several models decode as one by greedy or beam search alone: {reason}"
 
-    def hypotheses(self, job: Job, segments: list[Segment]) -> list[list[Hypothesis]]:
+    def hypotheses(self, job: DecodingJob, segments: list[Segment]) -> list[list[Hypothesis]]:
         """Returns what is found for each of some segments, the best first; an empty one where all is impossible."""
         members = [one.prepared(job.plan) or Module(one.model) for one in self.members]
         return [own or [Hypothesis([])] for own in self.searched(Averaged(members), job.plan, segments)]

@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Job:
+class FileJob:
     """One file to translate.
 
     Attributes:
@@ -139,22 +139,22 @@ def version_of(model: str) -> str:
     return hashlib.sha256(repr([(file.name, digest_of(file)) for file in files]).encode()).hexdigest()
 
 
-def jobs(
+def file_jobs(
     inputs: Sequence[str | Path],
     output: str | Path,
     shard: tuple[int, int] = (1, 1),
     how: Mapping[str, Any] | None = None,
-) -> list[Job]:
+) -> list[FileJob]:
     """Returns the files to translate, in the order of their names.
 
     Args:
         inputs: Files, and folders, of which all files are taken that aren't hidden, with those of their subfolders.
         output: The folder for the translations. Subfolders of an input are kept.
         shard: I and N: every N-th file from the I-th on, counted from 1.
-        how: As for `Job`.
+        how: As for `FileJob`.
 
     Raises:
-        CorpusError: As for `Job`; an input doesn't exist, two have the same name, or an output would be its own input.
+        CorpusError: As for `FileJob`; an input doesn't exist, two have one name, or an output would be its own input.
     """
     output, place = Path(output), Path(output).resolve()
     found: dict[Path, Path] = {}
@@ -175,7 +175,7 @@ def jobs(
                 raise CorpusError(f"{file} and {found[name]} have the same name; translate them into two folders")
             found[name] = file
     index, number = shard
-    return [Job(found[name], output / name, how or {}) for name in sorted(found)][index - 1 :: number]
+    return [FileJob(found[name], output / name, how or {}) for name in sorted(found)][index - 1 :: number]
 
 
 @contextmanager
@@ -184,7 +184,7 @@ def rows_of(path: Path, form: str = "", column: str = "text") -> Iterator[tuple[
 
     Args:
         path: The file, .gz or not.
-        form: As `Job.form`. Subtitles have a row for each line, HTML has one.
+        form: As `FileJob.form`. Subtitles have a row for each line, HTML has one.
         column: The column of a table.
 
     Raises:
@@ -320,7 +320,7 @@ def _translated(translate: Call, texts: list[str]) -> list[Outcome]:
     return _translated(translate, texts[:half]) + _translated(translate, texts[half:])
 
 
-def write(job: Job, translate: Callable[[list[Row]], list[Outcome]]) -> Iterator[int]:
+def write(job: FileJob, translate: Callable[[list[Row]], list[Outcome]]) -> Iterator[int]:
     """Writes the output of one file, `ROWS` rows at a time; yields how many bytes of the input are read.
 
     Args:
@@ -357,7 +357,7 @@ Put = Callable[[Sequence[Row], Sequence[Outcome]], None]
 
 
 @contextmanager
-def _writer(path: Path, job: Job) -> Iterator[Put]:
+def _writer(path: Path, job: FileJob) -> Iterator[Put]:
     """Yields what writes rows with their translations, in the format of the input."""
     if job.form == PARQUET:
         with _reading(job.source), pyarrow.parquet.ParquetFile(job.source) as file:

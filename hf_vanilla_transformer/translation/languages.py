@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import did_you_mean, named
 from ..plan_vanilla_transformer import LENGTHS, Plan
-from .backend import Backend, Options
+from .backend import Backend
 from .reading import CODES_PER_ERROR, READING, check_target_codes, target_code
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ def known_languages(tokenizer: "PreTrainedTokenizerBase") -> dict[str, int]:
 def set_languages(
     tokenizer: "PreTrainedTokenizerBase",
     backend: Backend,
-    options: Options,
+    options: dict[str, Any],
     texts: Sequence[str],
     first: int = 0,
     *,
     src_lang: str | None = None,
     tgt_lang: str | None = None,
     source_prefix: str | None = None,
-) -> Iterator[tuple[str, Options]]:
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Lets a tokenizer read texts of two languages. Afterwards it has its own again; other threads wait until then.
 
     Args:
@@ -103,13 +103,13 @@ def _switched(
     tokenizer: Any,
     languages: dict[str, int],
     backend: Backend,
-    options: Options,
+    options: dict[str, Any],
     src_lang: str | None,
     tgt_lang: str | None,
-) -> Iterator[Options]:
+) -> Iterator[dict[str, Any]]:
     """Switches a tokenizer to two languages, and yields the option that tells the target's."""
     option, own = str(_target_option(tokenizer)), (tokenizer.src_lang, tokenizer.tgt_lang)
-    plan, names = Plan.of(options, backend.settings), {number: name for name, number in languages.items()}
+    plan, names = Plan.of(options, backend.generation_config), {number: name for name, number in languages.items()}
     by_plan = names.get(plan.forced_begin if option.startswith("forced") else plan.start)  # type: ignore[arg-type]
     # To these tokenizers, a source of which nothing is said is English, and such a target is what the source is.
     source = src_lang or (own[0] if tokenizer.init_kwargs.get("src_lang") else None)
@@ -135,7 +135,7 @@ def _switched(
 
 def _beginning(
     tokenizer: "PreTrainedTokenizerBase", tasks: Mapping[str, Any], src_lang: str | None, tgt_lang: str | None
-) -> tuple[str, Options]:
+) -> tuple[str, dict[str, Any]]:
     """Returns what sources begin with by the languages, and settings of a task."""
     if src_lang is None and tgt_lang is None:
         return "", {}

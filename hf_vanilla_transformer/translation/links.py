@@ -4,6 +4,7 @@ White space isn't counted: a tokenizer, a browser and a joined text may each hav
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -113,10 +114,11 @@ def linked_rows(
     translator: Translator, texts: list[str], *, alignments: bool = True, **options: Any
 ) -> list[list[Linked]]:
     """Links texts with their translations, one of each or `n_best`; by `alignments`, if the model shows attention."""
-    try:
-        rows = translator(texts, alignments=alignments, **options)
-    except ValueError:  # no attention; any other error comes again
-        rows = translator(texts, **options)
+    if alignments:
+        with suppress(ValueError):  # no attention; any other error comes again
+            translator([], **{**options, "alignments": True, "progress": None, "progress_bar": False})
+            options["alignments"] = True
+    rows = translator(texts, **options)
     listed = (row if isinstance(row, list) else [Translation(row, 0) if isinstance(row, str) else row] for row in rows)
     if not alignments:
         return [[Linked(one.text, (0, 0), ()) for one in row] for row in listed]

@@ -171,11 +171,9 @@ class _Block:
         """Returns a space, or nothing, as there is white space before and behind a part of the text."""
         return " " * self.text[max(begin - 1, 0) : begin].isspace(), " " * self.text[end : end + 1].isspace()
 
-    def rendered(self, translation: Linked | None) -> str:
-        """Returns the block in the target language, or as it is."""
+    def rendered(self, translation: Linked) -> str:
+        """Returns the block in the target language."""
         raw = self.source[self.start : self.stop]
-        if translation is None:
-            return raw
         begin, end = len(raw) - len(raw.lstrip()), len(raw.rstrip())
         return raw[:begin] + _Layout(self, translation).rendered() + raw[end:]
 
@@ -363,8 +361,9 @@ class Document:
         """
         parts, position = list[str](), 0
         for block in self._blocks:
-            parts += [self._source[position : block.start], block.rendered(translations.get(_spaced(block.text)))]
-            position = block.stop
+            if (translation := translations.get(_spaced(block.text))) is not None:
+                parts += [self._source[position : block.start], block.rendered(translation)]
+                position = block.stop
         return "".join([*parts, self._source[position:]])
 
 

@@ -88,8 +88,8 @@ def _sentences(
     tokenizer: "PreTrainedTokenizerBase", text: str, begin: str, language: str | None
 ) -> Iterator[tuple[str, str, str]]:
     """Yields the white space before each sentence, what the model reads before it, and the sentence."""
-    if target_codes(tokenizer) and (match := CODE.match(text)):
-        begin, text = f"{match[1]} ", text[match.end() :].lstrip()
+    if (code := own_code(tokenizer, text)) is not None:
+        begin, text = f"{code[1]} ", text[code.end() :].lstrip()
     if language is not None:
         yield from ((gap, begin, sentence) for gap, sentence in split_sentences(text, language))
     elif text.strip():
@@ -98,7 +98,7 @@ def _sentences(
 
 def begun(tokenizer: "PreTrainedTokenizerBase", text: str, begin: str) -> str:
     """Returns a text with what the model reads before it; one with a code of its own keeps that."""
-    return text if target_codes(tokenizer) and CODE.match(text) else begin + text
+    return text if own_code(tokenizer, text) else begin + text
 
 
 class Piece(NamedTuple):
@@ -111,7 +111,7 @@ class Piece(NamedTuple):
 
 def pieces_of(tokenizer: "PreTrainedTokenizerBase", text: str, limit: int, language: str | None = None) -> list[Piece]:
     """Divides a text as `read_segments` does; one that begins with a target language's code stays as it is."""
-    if target_codes(tokenizer) and CODE.match(text):
+    if own_code(tokenizer, text):
         return [Piece(text, len(encoder(tokenizer)([text])[0]))]
     return [
         Piece(part, len(ids), "" if place else gap)
@@ -154,6 +154,11 @@ def target_codes(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     return list(getattr(tokenizer, "supported_language_codes", None) or [])
 
 
+def own_code(tokenizer: "PreTrainedTokenizerBase", text: str) -> re.Match[str] | None:
+    """Finds the code of a target language at the beginning of a text for a model with several."""
+    return CODE.match(text) if target_codes(tokenizer) else None
+
+
 def target_code(tokenizer: "PreTrainedTokenizerBase", tgt_lang: str) -> str:
     """Returns the code of a target language, given as "deu" or ">>deu<<"; raises `ValueError`."""
     codes = target_codes(tokenizer)
@@ -183,14 +188,12 @@ def check_target_codes(
         return
     for index, text in enumerate(texts, start=first):
         match = CODE.match(text)
-        if not text.strip() or (match is None and not needed):
-            continue
-        if match is None:
+        if match is None and needed and text.strip():
             raise ValueError(
                 f"the model has several target languages, and sentences[{index}] doesn't say which; give tgt_lang, "
                 f"or begin the text with its code: {named(codes, CODES_PER_ERROR)}"
             )
-        if match[1] not in codes:
+        if match is not None and match[1] not in codes:
             raise ValueError(
                 f"sentences[{index}] begins with {match[1]}, but the model's codes are {named(codes, CODES_PER_ERROR)}"
                 f"{did_you_mean(match[1], codes)}"

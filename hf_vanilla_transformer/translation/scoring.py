@@ -82,13 +82,11 @@ def score_pairs(
     sources: Iterable[str],
     targets: Iterable[str],
     *,
-    src_lang: str | None = None,
-    tgt_lang: str | None = None,
-    source_prefix: str | None = None,
     batch_size: int | None = None,
     max_tokens: int | None = None,
     progress: Callable[[int], object] | None = None,
     on_omission: Callable[[int], object] | None = None,
+    **languages: str | None,
 ) -> list[TargetScore | None]:
     """Forces the model to write given targets, and tells how probable it finds each.
 
@@ -97,14 +95,12 @@ def score_pairs(
         tokenizer: Its tokenizer.
         sources: The sentences; an empty one is a source of `</s>` alone.
         targets: Their translations, in the same order; an empty one is `</s>` alone.
-        src_lang: The languages, and what sources begin with, as for `decode`.
-        tgt_lang: As well.
-        source_prefix: As well.
         batch_size: Sentences at a time at most; fewer where they are long.
         max_tokens: Tokens of a source and of a target at most, as `max_source_tokens` of `translate`. Pairs that have
             more are left out.
         progress: Called with the number of sentences done since its last call.
         on_omission: Called with the index of each pair that is left out; None: a warning is logged.
+        **languages: `src_lang`, `tgt_lang` and `source_prefix` as for `decode`.
 
     Returns:
         The score of each pair, in their order; None: it is left out.
@@ -124,7 +120,6 @@ def score_pairs(
     if not texts:
         raise ValueError("sources and targets are empty; a likelihood needs at least one sentence")
     limit = source_limit(backend, max_tokens, tokenizer)
-    languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "source_prefix": source_prefix}
     with set_languages(tokenizer, backend, {}, texts, 0, **languages) as (begin, options):
         source_ids = encode_within(encoder(tokenizer), [begun(tokenizer, text, begin) for text in texts], limit)
         target_ids = encode_within(target_encoder(backend.plan(options), tokenizer), references, limit)

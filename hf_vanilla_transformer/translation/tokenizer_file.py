@@ -9,12 +9,12 @@ from tokenizers import Tokenizer, processors
 
 from ..checkpoints.kinds import TOKENIZER
 
-CONFIG = "tokenizer_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 CLASSES = ("VanillaTransformerTokenizer", "VanillaTransformerTokenizerFast")
 CONTROL_TOKENS = ("pad_token", "bos_token", "eos_token")
 # What the configuration may have; any other setting may change how texts are read. The latter have no effect here.
-SETTINGS = {*CONTROL_TOKENS, "model_max_length", "split_special_tokens", "tokenizer_class"}
-SETTINGS |= {"auto_map", "backend", "is_local", "local_files_only", "name_or_path"}
+KNOWN_SETTINGS = {*CONTROL_TOKENS, "model_max_length", "split_special_tokens", "tokenizer_class"}
+KNOWN_SETTINGS |= {"auto_map", "backend", "is_local", "local_files_only", "name_or_path"}
 OLD_FILES = ("special_tokens_map.json", "added_tokens.json")  # transformers reads them, too
 # What reading.py asks for: ids alone, and no warnings.
 ONLY_IDS = {"verbose": False, "return_attention_mask": False, "return_token_type_ids": False}
@@ -27,7 +27,7 @@ def open_tokenizer(folder: Path) -> Any:
         CheckpointError: It can't be loaded.
     """
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((folder / TOKENIZER_CONFIG).read_text(encoding="utf-8"))
         if _is_known(folder, config):
             opened = TokenizerFile(folder, config)
             if opened.has_control_tokens_alone():
@@ -40,7 +40,7 @@ def open_tokenizer(folder: Path) -> Any:
 def _is_known(folder: Path, config: dict[str, Any]) -> bool:
     """Whether tokenizer.json and settings that are known here are all that says how texts are read."""
     is_ours = config["tokenizer_class"] in CLASSES and all(isinstance(config[name], str) for name in CONTROL_TOKENS)
-    return is_ours and config.keys() <= SETTINGS and not any((folder / name).exists() for name in OLD_FILES)
+    return is_ours and config.keys() <= KNOWN_SETTINGS and not any((folder / name).exists() for name in OLD_FILES)
 
 
 def _load(folder: Path) -> Any:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from ..checkpoints.kinds import Kind, kind_of
 from ..plan_vanilla_transformer import Plan
 from . import decoding
-from .backend import Backend, DeviceError, Options, Translation, check_number
+from .backend import Backend, DeviceError, Translation, check_number
 from .ctranslate2 import CTranslate2Backend, import_library
 from .tokenizer_file import open_tokenizer
 
@@ -123,12 +123,9 @@ class Translator:
                 raise ValueError('dtype is for the backend "engine"; give compute_type')
         where: Where = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
         self._languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "source_prefix": source_prefix}
-        options: Options = {"backend": backend, "dtype": dtype, "warm_up": warm_up, **self._languages, **where}
+        options: dict[str, Any] = {"backend": backend, "dtype": dtype, "warm_up": warm_up, **self._languages, **where}
         again = partial(type(self), model, device, compute_type, threads, **options)
         self._open_again = again if isinstance(model, str | Path) else None
-        self.tokenizer: Any
-        self.model: Any
-        self.decodes_with: Backend
         if isinstance(model, str | Path) and kind_of(model) is Kind.CTRANSLATE2:
             opened = _open_exported(Path(model), device, compute_type, threads)
         else:
@@ -225,35 +222,33 @@ class Translator:
         self._translate([], {**options, "progress": None, "progress_bar": False})  # which checks the options
         return self._windows(iter(texts), window, options)
 
-    def _windows(self, texts: Iterator[str], window: int, options: Options) -> Iterator[Result]:
+    def _windows(self, texts: Iterator[str], window: int, options: dict[str, Any]) -> Iterator[Result]:
         first = 0
-        with _bar(None, options) as bar:
+        with _bar(None, options.get("progress_bar")) as bar:
             while part := list(islice(texts, window)):
                 yield from self._translate(part, {**options, "progress_bar": False}, first)
                 first += len(part)
                 bar.update(len(part))
 
-    def _translate(self, texts: Iterable[str], options: Options, first: int = 0) -> list[Any]:
+    def _translate(self, texts: Iterable[str], options: dict[str, Any], first: int = 0) -> list[Any]:
         texts, options = decoding.texts_of("sentences", texts, first), {**self._languages, **options}
-        progress = options.get("progress") or (lambda number: None)
-        given = {name: value for name, value in options.items() if name not in ("progress", "progress_bar")}
+        progress, shown = options.pop("progress", None) or (lambda number: None), options.pop("progress_bar", None)
         one_at_a_time = self._locks[os.getpid()] if self.backend == "engine" else nullcontext()
-        with _bar(len(texts), options) as bar, one_at_a_time:
+        with _bar(len(texts), shown) as bar, one_at_a_time:
             rows = decoding.decode(
                 self.decodes_with,
                 self.tokenizer,
                 texts,
                 first=first,
                 progress=lambda number: (bar.update(number), progress(number)),
-                **given,
+                **options,
             )
         if options.get("n_best") is not None:
             return rows
         return [row[0] if options.get("alignments") else row[0].text for row in rows]
 
 
-def _bar(total: int | None, options: Options) -> tqdm:
-    shown = options.get("progress_bar")
+def _bar(total: int | None, shown: bool | None) -> tqdm:
     delay = SECONDS_TO_BAR if shown is None else 0
     return tqdm(total=total, unit=" texts", disable=None if shown is None else not shown, delay=delay, leave=False)
 

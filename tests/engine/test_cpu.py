@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from test_generation import SOURCES, padded
-from test_packed import CLOSE, by_transformers, by_us, cut, decode_at_random, forced, varied
+from test_packed import CLOSE, by_transformers, by_us, errors_of_steps, varied
 
 from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine import cpu, torch_private
 from hf_vanilla_transformer.engine.cpu import CPU, INTEL, OTHERS, this_processor
-from hf_vanilla_transformer.engine.decoding.packed import Packed
 from hf_vanilla_transformer.engine.decoding.weights import Weights
 
 needs_onednn = pytest.mark.skipif(not CPU.has_onednn, reason="this torch has no oneDNN")
@@ -52,26 +51,13 @@ def assert_same_decoding():
         assert torch.equal(by_us(model, **options, num_beams=num_beams).sequences, expected)
 
 
-@torch.no_grad()
-def errors_of_steps(is_int8):
-    """The largest error of logits of given tokens, and the root of the mean square divided by how logits vary."""
-    model, inputs = model_of_ones_own(), padded(SOURCES)
-    mask, wrong, expected = inputs["attention_mask"], [], []
-    memory = Packed(model, is_int8).encode(**inputs)
-    for i, tokens, logits, _ in decode_at_random(model, memory, mask, 8, beams=2, is_int8=is_int8):
-        expected.append(forced(model, cut(inputs, i), tokens).logits[0])
-        wrong.append(torch.stack(logits) - expected[-1])
-    largest = max(one.abs().max().item() for one in wrong)
-    return largest, (torch.cat(wrong).square().mean().sqrt() / torch.cat(expected).std()).item()
-
-
 # ---- Each processor ----
 @needs_onednn
 @pytest.mark.parametrize(("changes", "expected"), PROCESSORS, ids=str)
 def test_each_processor_decodes_as_the_plain_model(monkeypatch, changes, expected):
     use(monkeypatch, replace(CPU, **changes))
     assert_same_decoding()
-    largest, _ = errors_of_steps(is_int8=False)
+    largest, _ = errors_of_steps(model_of_ones_own(), is_int8=False)
     assert largest < CLOSE[torch.float32]["atol"] + 20 * CLOSE[torch.float32]["rtol"]  # logits are up to 20
     layers = Weights(varied()).decoder.layers
     kinds = {type(one).__name__ for layer in layers for one in vars(layer).values()}
@@ -82,7 +68,7 @@ def test_each_processor_decodes_as_the_plain_model(monkeypatch, changes, expecte
 @pytest.mark.parametrize("changes", [{}, {"reduce_range": True}], ids=str)
 def test_each_processor_decodes_in_8_bits(monkeypatch, changes):
     use(monkeypatch, replace(CPU, **changes))
-    _, error = errors_of_steps(is_int8=True)
+    _, error = errors_of_steps(model_of_ones_own(), is_int8=True)
     assert 1e-3 < error < 0.1  # as in test_8_bits_come_close; inputs of 7 bits are among the worst of them
     options = {**padded(SOURCES), "max_new_tokens": 6, "compute_type": "int8"}
     for num_beams in (1, 3):
@@ -145,5 +131,5 @@ def test_results_stay_without_a_private_function(hidden):
         with pytest.raises(engine.EngineError, match=r"int8 needs products of 8 bits, and torch .* lacks them"):
             engine.attach(model_of_ones_own(), compute_type="int8")
     else:
-        _, error = errors_of_steps(is_int8=True)
+        _, error = errors_of_steps(model_of_ones_own(), is_int8=True)
         assert error < 0.1

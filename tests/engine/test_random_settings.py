@@ -24,14 +24,9 @@ VARIANTS = [
     {"vocab_size": 11, "decoder_vocab_size": 14, "share_encoder_decoder_embeddings": False},
 ]
 SMALL = {
-    "d_model": 8,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 12,
-    "decoder_ffn_dim": 12,
-}
+    "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 12, "decoder_ffn_dim": 12,
+}  # fmt: skip
 
 
 @functools.cache

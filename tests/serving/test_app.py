@@ -35,7 +35,7 @@ def client(translate: Any = capitals, waiting: int = 1_000, **settings: Any) -> 
     queue = Batcher(translate, sentences, **count)
     metrics.waiting.set_function(lambda: queue.waiting_tokens)
     models = {("en", "de"): queue.translate, ("en", "fr"): queue.translate}
-    return TestClient(service.create_app(models, service.Settings(**settings), metrics))
+    return TestClient(service.create_app(models, service.ServiceSettings(**settings), metrics))
 
 
 def ask(q: Any = "two dogs", **fields: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import pytest
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data.formats import CorpusError
-from hf_vanilla_transformer.translation.files import ROWS, jobs, outcomes, write
+from hf_vanilla_transformer.translation.files import ROWS, file_jobs, outcomes, write
 
 PATIENCE = 900
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(1_800)]
@@ -46,12 +46,12 @@ def test_files_are_those_of_one_process(ray_files, tiny_checkpoint: Path, tmp_pa
     (given / "damaged.gz").write_bytes(b"no gzip")
     options = {"num_beams": 1, "max_new_tokens": 4, "progress_bar": False}
 
-    here = jobs([given], tmp_path / "here")
+    here = file_jobs([given], tmp_path / "here")
     translator = Translator(str(tiny_checkpoint), "cpu", threads=1)
     for job in here[:5]:
         list(write(job, lambda rows: outcomes(lambda texts: translator(texts, **options), rows)))
 
-    there = jobs([given], tmp_path / "there", how=options)
+    there = file_jobs([given], tmp_path / "there", how=options)
     # A part that an earlier run has completed is kept as it is.
     opening = {"device": "cpu", "threads": 1}
     for job, text in ((there[4], "kept"), (replace(there[4], how={}), "of other options")):
@@ -138,7 +138,7 @@ def test_killed_workers_nodes_and_drivers_lose_no_line(
     (given / "damaged.txt.gz").write_bytes(b"no gzip")
     translator = Translator(str(tiny_checkpoint), "cpu", threads=1)
     options = {"num_beams": 1, "max_new_tokens": 4, "progress_bar": False}
-    for job in jobs([given], here)[:40]:
+    for job in file_jobs([given], here)[:40]:
         list(write(job, lambda rows: outcomes(lambda texts: translator(texts, **options), rows)))
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})

@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import chain
 
 import pytest
+import random_models
 import torch
 from opus_mt import opus_mt_folder
 from random_models import new_model
@@ -22,16 +23,7 @@ from hf_vanilla_transformer.translation.translator import Translator
 ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed (the extra export has it)")
 from hf_vanilla_transformer.interop.ctranslate2 import export  # noqa: E402
 
-TEXTS = [
-    "twenty-one",
-    "half past nine on the fourth of May",
-    "it",
-    "",
-    "drei Euro und fünf Cent",
-    " ",
-    "it costs two hundred euros and five cents",
-    "nine",
-]
+TEXTS = [*random_models.TEXTS[:5], " ", "it costs two hundred euros and five cents", "nine"]
 # Sums of log-probabilities in float32, which both compute in other orders.
 CLOSE = 1e-4
 
@@ -223,13 +215,12 @@ def test_a_type_that_the_processor_lacks_is_named(checkpoint, tokenizer, tmp_pat
         assert re.search(f"has no {name}: CTranslate2 computes in (int8_)?float32 here", found)
 
 
-def test_without_the_package_it_says_how_to_install_it(checkpoint, monkeypatch, capsys):
+def test_without_the_package_it_says_how_to_install_it(checkpoint, monkeypatch, vanilla_transformer):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(ImportError, match=r"pip install '\.\[export\]' in a checkout"):
         Translator(checkpoint, "cpu", backend="ctranslate2")
-    capsys.readouterr()
-    assert _run("translate", "--model", checkpoint, "--backend", "ctranslate2", "it") == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    code, _, error = vanilla_transformer("translate", "--model", checkpoint, "--backend", "ctranslate2", "it")
+    assert (code, error.count("\n")) == (2, 1)
 
 
 # ---- The processor ----
@@ -248,14 +239,14 @@ def test_8_bits(checkpoint, theirs):
 
 
 # ---- Folders and names ----
-def test_an_exported_folder(exported, ours, capsys):
+def test_an_exported_folder(exported, ours, vanilla_transformer):
     translator = Translator(exported, "cpu", threads=1)
     assert translator.backend == "ctranslate2"
     assert_same(translator(TEXTS, n_best=4), ours(TEXTS, n_best=4))
     with pytest.raises(ValueError, match='is in CTranslate2\'s format; give backend="ctranslate2"'):
         Translator(exported, backend="engine")
-    assert _run("translate", "--model", exported, "--device", "cpu", *TEXTS[:3]) == 0
-    assert capsys.readouterr().out.split("\n")[:-1] == ours(TEXTS[:3])
+    code, output, _ = vanilla_transformer("translate", "--model", exported, "--device", "cpu", *TEXTS[:3])
+    assert (code, output.split("\n")[:-1]) == (0, ours(TEXTS[:3]))
 
 
 def test_an_incomplete_or_mixed_folder_is_refused(exported, tmp_path):
@@ -293,40 +284,33 @@ def test_tgt_languages(tmp_path):
 
 
 # ---- Commands ----
-def _run(*arguments):
-    try:
-        return cli.main([str(argument) for argument in arguments])
-    except SystemExit as end:
-        return end.code
-
-
-def test_translate(checkpoint, ours, capsys):
-    options = ("--backend", "ctranslate2", "--device", "cpu", "--threads", 1, "--length-penalty", 1)
-    assert _run("translate", "--model", checkpoint, *options, *TEXTS[:3]) == 0
-    assert capsys.readouterr().out.split("\n")[:-1] == ours(TEXTS[:3], gnmt_length_penalty=1.0)
+def test_translate(checkpoint, ours, vanilla_transformer):
+    command = ("translate", "--model", checkpoint, "--backend", "ctranslate2", "--device", "cpu", "--threads", 1)
+    code, output, _ = vanilla_transformer(*command, "--length-penalty", 1, *TEXTS[:3])
+    assert (code, output.split("\n")[:-1]) == (0, ours(TEXTS[:3], gnmt_length_penalty=1.0))
     for given in (("--early-stopping", "false"), ("--compute-type", "bfloat16")):
-        assert _run("translate", "--model", checkpoint, *options, *given, "it") == 2
-        assert capsys.readouterr().err.count("\n") == 1
+        code, _, error = vanilla_transformer(*command, *given, "it")
+        assert (code, error.count("\n")) == (2, 1)
 
 
-def test_evaluate(checkpoint, tmp_path, capsys):
+def test_evaluate(checkpoint, tmp_path, vanilla_transformer):
     (tmp_path / "source").write_text("it\nhalf past nine\n\n")
     (tmp_path / "reference").write_text("es\nhalb zehn\n\n")
     records = []
     for name, options in {"engine": (), "ctranslate2": ("--backend", "ctranslate2")}.items():
         files = ("--source", tmp_path / "source", "--reference", tmp_path / "reference", "--json", tmp_path / name)
-        assert _run("evaluate", "--model", checkpoint, "--device", "cpu", *files, *options) == 0
+        assert vanilla_transformer("evaluate", "--model", checkpoint, "--device", "cpu", *files, *options)[0] == 0
         records.append(json.loads((tmp_path / name).read_text()))
-    capsys.readouterr()
     own, other = (record["results"][0] for record in records)
     assert [one["decoding"]["backend"] for one in (own, other)] == ["engine", "ctranslate2"]
     assert other["perplexity"] == pytest.approx(own["perplexity"], rel=1e-4)
     assert other["bleu"] == own["bleu"]
-    ensemble = ("--ensemble", "--backend", "ctranslate2")
-    assert _run("evaluate", "--model", checkpoint, checkpoint, "--device", "cpu", *files[:4], *ensemble) == 2
-    assert "averaged by the backend ctranslate2" in capsys.readouterr().err
+    ensemble = ("--model", checkpoint, checkpoint, "--ensemble", "--backend", "ctranslate2")
+    code, _, error = vanilla_transformer("evaluate", *ensemble, "--device", "cpu", *files[:4])
+    assert (code, "averaged by the backend ctranslate2" in error) == (2, True)
 
 
-def test_attention_of_an_exported_model_is_refused(exported, tmp_path, capsys):
-    assert _run("plot", "attention", "--model", exported, "--source", "it", "--output", tmp_path / "it.png") == 2
-    assert "shows no attention weights; give the model itself" in capsys.readouterr().err
+def test_attention_of_an_exported_model_is_refused(exported, tmp_path, vanilla_transformer):
+    command = ("plot", "attention", "--model", exported, "--source", "it", "--output", tmp_path / "it.png")
+    code, _, error = vanilla_transformer(*command)
+    assert (code, "shows no attention weights; give the model itself" in error) == (2, True)

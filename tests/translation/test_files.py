@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.data.formats import CorpusError
-from hf_vanilla_transformer.translation.files import ERRORS, Job, jobs, outcomes, write
+from hf_vanilla_transformer.translation.files import ERRORS, FileJob, file_jobs, outcomes, write
 
 
 def capitals(texts: list[str]) -> list[str]:
@@ -23,20 +22,20 @@ def capitals(texts: list[str]) -> list[str]:
     return [text.upper() for text in texts]
 
 
-def translated(job: Job) -> list[int]:
+def translated(job: FileJob) -> list[int]:
     return list(write(job, lambda rows: outcomes(capitals, rows)))
 
 
-def errors_of(job: Job) -> list[tuple[int, str]]:
+def errors_of(job: FileJob) -> list[tuple[int, str]]:
     file = job.output.with_name(job.output.name + ERRORS)
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return [(error["row"], error["error"]) for error in map(json.loads, lines)]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
+def job(tmp_path: Path) -> Iterator[FileJob]:
     """A file of each name that a test writes."""
-    return lambda name: Job(tmp_path / name, tmp_path / "out" / name)  # type: ignore[return-value]
+    return lambda name: FileJob(tmp_path / name, tmp_path / "out" / name)  # type: ignore[return-value]
 
 
 def test_text(job) -> None:
@@ -100,7 +99,7 @@ def test_a_damaged_file_leaves_no_output(job, name: str, content: bytes, problem
 def test_other_formats_are_refused_at_once(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"text\none\n")
     with pytest.raises(CorpusError, match=r"--format text|have the name of the report on a\.txt"):
-        jobs([tmp_path], tmp_path / "out")
+        file_jobs([tmp_path], tmp_path / "out")
 
 
 SRT = (
@@ -149,61 +148,55 @@ def test_files_of_folders_in_shards(tmp_path: Path) -> None:
     for name in ("b", "a", "sub/c", ".hidden", ".git/d"):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text("one\n")
-    names = [str(one.output.relative_to(tmp_path / "out")) for one in jobs([tmp_path / "in"], tmp_path / "out")]
+    names = [str(one.output.relative_to(tmp_path / "out")) for one in file_jobs([tmp_path / "in"], tmp_path / "out")]
     assert names == ["a", "b", "sub/c"]
-    shards = [jobs([tmp_path / "in"], tmp_path / "out", (index, 2)) for index in (1, 2)]
+    shards = [file_jobs([tmp_path / "in"], tmp_path / "out", (index, 2)) for index in (1, 2)]
     assert [[one.source.name for one in shard] for shard in shards] == [["a", "c"], ["b"]]
     with pytest.raises(CorpusError, match="have the same name"):
-        jobs([tmp_path / "in", tmp_path / "in" / "a"], tmp_path / "out")
+        file_jobs([tmp_path / "in", tmp_path / "in" / "a"], tmp_path / "out")
     for given in (tmp_path / "in", tmp_path / "in" / "a"):
         with pytest.raises(CorpusError, match="is the input and the output"):
-            jobs([given], tmp_path / "in")
-    assert [one.output for one in jobs([tmp_path / "in" / "sub"], tmp_path / "in")] == [tmp_path / "in" / "c"]
-    assert [one.source.name for one in jobs([tmp_path / "in"], tmp_path / "in" / "sub")] == ["a", "b"]
+            file_jobs([given], tmp_path / "in")
+    assert [one.output for one in file_jobs([tmp_path / "in" / "sub"], tmp_path / "in")] == [tmp_path / "in" / "c"]
+    assert [one.source.name for one in file_jobs([tmp_path / "in"], tmp_path / "in" / "sub")] == ["a", "b"]
 
 
-def test_the_command_skips_complete_files(tiny_checkpoint: Path, tmp_path: Path, capsys) -> None:
+def test_the_command_skips_complete_files(tiny_checkpoint: Path, tmp_path: Path, vanilla_transformer) -> None:
     given, out = tmp_path / "in", tmp_path / "out"
     given.mkdir()
     for number in range(3):
         (given / f"{number}.txt").write_text("half past nine\n\nhalf past nine\n")
-    command = ["translate", "--model", str(tiny_checkpoint), "--max-new-tokens", "5", "--input", str(given)]
-    assert cli.main([*command, "--output", str(out), "--shard", "2/3"]) == 0
-    assert cli.main([*command, "--output", str(out)]) == 0
-    error = capsys.readouterr().err
-    assert "1 of 3 files are translated already" in error
+    command = ["translate", "--model", tiny_checkpoint, "--max-new-tokens", 5, "--input"]
+    assert vanilla_transformer(*command, given, "--output", out, "--shard", "2/3")[0] == 0
+    code, _, error = vanilla_transformer(*command, given, "--output", out)
+    assert (code, "1 of 3 files are translated already" in error) == (0, True)
     assert error.endswith("2 files are translated now, 1 were before\n")
     assert (out / "0.txt").read_text().count("\n") == 3
 
-    table = given / "3.tsv"
+    table = tmp_path / "3.tsv"
     table.write_text("id\ttext\n1\tnine\n")
-    alone = [*command[:-1], str(table), "--output"]
-    assert cli.main([*alone, str(tmp_path / "out.jsonl")]) == 2
-    assert "give a folder, or for a single table or document a file whose name ends" in capsys.readouterr().err
+    code, _, error = vanilla_transformer(*command, table, "--output", tmp_path / "out.jsonl")
+    assert (code, "give a folder, or for a single table or document a file whose name ends" in error) == (2, True)
     for place in ("tables", "out.tsv"):
-        assert cli.main([*alone, str(tmp_path / place)]) == 0
+        assert vanilla_transformer(*command, table, "--output", tmp_path / place)[0] == 0
     assert (tmp_path / "out.tsv").read_text().startswith("id\ttext\ttranslation\n1\tnine\t")
     assert (tmp_path / "tables" / "3.tsv").read_bytes() == (tmp_path / "out.tsv").read_bytes()
-    table.unlink()
 
     (given / "3.gz").write_bytes(b"no gzip")
     (given / "4.txt").write_bytes(b"half past nine\n\xff\n")
-    assert cli.main([*command, "--output", str(out)]) == 1
-    error = capsys.readouterr().err
-    assert "3.gz: can't be read" in error
+    code, _, error = vanilla_transformer(*command, given, "--output", out)
+    assert (code, "3.gz: can't be read" in error) == (1, True)
     assert "4.txt: 1 rows aren't translated, see" in error
     assert "2 of 5 files have problems, see above; the others are translated" in error
     (given / "3.gz").unlink()
-    assert cli.main([*command, "--output", str(out)]) == 1
-    error = capsys.readouterr().err
-    assert "4 of 4 files are translated already" in error
+    code, _, error = vanilla_transformer(*command, given, "--output", out)
+    assert (code, "4 of 4 files are translated already" in error) == (1, True)
     assert "4.txt: 1 rows aren't translated, see" in error
     assert (out / "4.txt").read_text().endswith("\n\n")
-    assert cli.main([*command, "--output", str(tmp_path / "new"), "--target-lang", "deu"]) == 2  # not one error a row
-    assert "tgt_lang is 'deu'" in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
-    assert cli.main([*command]) == 2
-    assert "several files need a place for the translations; give --output" in capsys.readouterr().err
+    code, _, error = vanilla_transformer(*command, given, "--output", tmp_path / "new", "--target-lang", "deu")
+    assert (code, "tgt_lang is 'deu'" in error, (tmp_path / "new").exists()) == (2, True, False)  # one error
+    code, _, error = vanilla_transformer(*command, given)
+    assert (code, "several files need a place for the translations; give --output" in error) == (2, True)
 
 
 def test_outputs_of_another_origin_are_refused(tiny_checkpoint: Path, tmp_path: Path, vanilla_transformer) -> None:

@@ -24,12 +24,7 @@ from transformers import MarianMTModel, pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.pt_utils import KeyDataset
 
-from hf_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-    VanillaTransformerTokenizerFast,
-    cli,
-    engine,
-)
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizerFast, engine
 from hf_vanilla_transformer.data.hub_names import HubError
 from hf_vanilla_transformer.errors import CheckpointError
 from hf_vanilla_transformer.translation import reading, register_pipeline
@@ -131,25 +126,22 @@ def test_alignments_are_generates_own(translator, options):
 
 
 @pytest.mark.parametrize(
-    ("texts", "error", "message"),
+    ("texts", "options", "error", "message"),
     [
-        (None, TypeError, "sentences is None; give strings in an order"),
-        (b"a", TypeError, "sentences is a string"),
-        ({"a": 1}, TypeError, "sentences is of type dict"),
-        ({"a"}, TypeError, "sentences is of type set"),
-        (["a", 7], TypeError, r"sentences\[1\] is of type int"),
-        (datasets.Dataset.from_dict({"en": ["a"]}), TypeError, r"sentences\[0\] is of type dict"),
-        ("a\ud83d", ValueError, "has a lone surrogate at position 1"),
+        (None, {}, TypeError, "sentences is None; give strings in an order"),
+        (b"a", {}, TypeError, "sentences is a string"),
+        ({"a": 1}, {}, TypeError, "sentences is of type dict"),
+        ({"a"}, {}, TypeError, "sentences is of type set"),
+        (["a", 7], {}, TypeError, r"sentences\[1\] is of type int"),
+        (datasets.Dataset.from_dict({"en": ["a"]}), {}, TypeError, r"sentences\[0\] is of type dict"),
+        ("a\ud83d", {}, ValueError, "has a lone surrogate at position 1"),
+        (["a", "b"], {"prefix": ["a"]}, ValueError, "prefix has 1 strings for 2 sentences; give one for each"),
+        (["a", "b"], {"prefix": [None, "a"]}, TypeError, r"prefix\[0\] is None"),
     ],
 )
-def test_what_is_no_text(translator, texts, error, message):
+def test_what_is_no_text(translator, texts, options, error, message):
     with pytest.raises(error, match=message):
-        translator(texts)
-
-
-def test_what_is_no_stream(translator):
-    with pytest.raises(TypeError, match=r"sentences is a string; give "):
-        translator.stream("half")
+        translator(texts, **options)
 
 
 def test_divisions_and_errors_in_a_stream_name_the_text(translator, expected):
@@ -161,6 +153,8 @@ def test_divisions_and_errors_in_a_stream_name_the_text(translator, expected):
     assert [index for index, _ in divided if index != 1] == [3]
     with pytest.raises(TypeError, match=r"sentences\[4\] is None"):
         next(stream)
+    with pytest.raises(TypeError, match=r"sentences is a string; give "):
+        translator.stream("half")
 
 
 # ---- N-best lists ----
@@ -208,8 +202,7 @@ def test_a_prefix_begins_the_translation_and_the_rest_follows_from_it(translator
 
 
 @pytest.mark.parametrize(
-    ("adds", "forced", "begin"),
-    [(True, None, [1, 1]), (False, 7, [1, 7]), (True, 1, [1, 1]), (True, 7, [1, 7])],
+    ("adds", "forced", "begin"), [(True, None, [1, 1]), (False, 7, [1, 7]), (True, 1, [1, 1]), (True, 7, [1, 7])]
 )
 def test_targets_begin_as_in_training_and_as_the_model_is_made_to_begin(checkpoint, backend, adds, forced, begin):
     tokenizer = VanillaTransformerTokenizerFast.from_pretrained(checkpoint, add_bos_token=adds)
@@ -229,18 +222,6 @@ def test_targets_begin_as_in_training_and_as_the_model_is_made_to_begin(checkpoi
     assert (score.num_tokens, score.log_probability) == (whole.shape[1] - 1, pytest.approx(-loss * score.num_tokens))
     shown = attention_of(model, tokenizer, TEXTS[0], text)
     assert shown.input_pieces == tokenizer.readable_pieces(whole[0, :-1])
-
-
-@pytest.mark.parametrize(
-    ("prefix", "message"),
-    [
-        (["a"], "prefix has 1 strings for 2 sentences; give one for each"),
-        ([None, "a"], r"prefix\[0\] is None"),
-    ],
-)
-def test_prefixes_that_cannot_be(translator, prefix, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        translator(["a", "b"], prefix=prefix)
 
 
 # ---- Paragraphs ----
@@ -575,16 +556,17 @@ def test_the_pipeline_has_the_outputs_of_transformers_own(checkpoint, expected, 
 
 
 # ---- The command ----
-def test_the_command_translates_paragraphs_and_into_a_language(many, checkpoint, capsys, monkeypatch):
+def test_the_command_translates_paragraphs_and_into_a_language(many, checkpoint, vanilla_transformer, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     monkeypatch.setattr("hf_vanilla_transformer.engine.keep_freed_memory", lambda: None)
     monkeypatch.setattr("hf_vanilla_transformer.cli.translate.load_translator", lambda *arguments, **options: many)
-    command = ["translate", "--model", str(checkpoint), "--max-new-tokens", "6"]
-    assert cli.main([*command, "--target-lang", "fra", "A man is riding."]) == 0
-    assert capsys.readouterr().out == many(">>fra<< A man is riding.", **FEW).replace("\n", " ") + "\n"
-    assert cli.main([*command, "A man is riding."]) == 2
-    assert "doesn't say which; give tgt_lang" in capsys.readouterr().err
+    command = ["translate", "--model", checkpoint, "--max-new-tokens", 6]
+    expected = many(">>fra<< A man is riding.", **FEW).replace("\n", " ") + "\n"
+    assert vanilla_transformer(*command, "--target-lang", "fra", "A man is riding.")[:2] == (0, expected)
+    code, _, error = vanilla_transformer(*command, "A man is riding.")
+    assert (code, "doesn't say which; give tgt_lang" in error) == (2, True)
     if reading.sentencex is not None:
         two = "A man is riding. Who is the boy?"
-        assert cli.main([*command, "--target-lang", "fra", "--split-sentences", "en", two]) == 0
-        assert capsys.readouterr().out == many(two, tgt_lang="fra", split_sentences="en", **FEW) + "\n"
+        expected = many(two, tgt_lang="fra", split_sentences="en", **FEW) + "\n"
+        command += ["--target-lang", "fra", "--split-sentences", "en"]
+        assert vanilla_transformer(*command, two)[:2] == (0, expected)

@@ -52,23 +52,21 @@ class Graph(Packed):
 
     Args:
         model: A model that `unsupported_reason` has nothing against.
-        budget: Bytes that all buckets may take together; where they would take more, those unused for longest are
-            freed. None: a quarter of the GPU's memory.
 
     Attributes:
-        made: How many buckets were made so far.
+        budget: Bytes that all buckets may take together, a quarter of the GPU's memory; where they would take more,
+            those unused for longest are freed.
     """
 
-    def __init__(self, model: PreTrainedModel, budget: int | None = None) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
-        self.made, default = 0, BUDGET_WITHOUT_CUDA
+        self.budget = BUDGET_WITHOUT_CUDA
         self._steps: OrderedDict[Bucket, Steps] = OrderedDict()  # those that were used last come last
         self._lock = threading.Lock()
         self._stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":
-            default = torch.cuda.get_device_properties(self.device).total_memory // 4
+            self.budget = torch.cuda.get_device_properties(self.device).total_memory // 4
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self.budget = default if budget is None else budget
 
     def lacking(self, plan: Plan) -> str | None:
         """Names the setting of a plan that captured steps lack, for which its steps are uncaptured; or None."""
@@ -136,7 +134,6 @@ class Graph(Packed):
             while self._steps and sum(map(self._bytes, self._steps)) > rest:
                 self._steps.popitem(last=False)
             self._steps[bucket] = Steps(self.weights, bucket, plan, self._stream)
-            self.made += 1
         self._steps.move_to_end(bucket)
         return self._steps[bucket]
 

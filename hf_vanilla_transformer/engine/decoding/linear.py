@@ -41,9 +41,9 @@ class PackedLinear:
     """The map with a copy of its weight in oneDNN's own order: products of few rows read it several times faster."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        operator = torch_private.onednn_linear()
+        operator, reordered = torch_private.onednn_linear()
         self.map, self.map_and_add = operator.default, operator.binary
-        self.weight, self.bias = torch_private.onednn_weight()(weight), bias
+        self.weight, self.bias = reordered(weight), bias
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Maps (rows, in) to (rows, out)."""
@@ -86,7 +86,7 @@ class Int8Linear:
         self.highest = 63 if CPU.reduce_range else 127
         self.of_many_rows = OneDNNProduct(rounded, step / self.highest, self.highest)
         self.of_few_rows: Callable[[Tensor], Tensor] = self.of_many_rows
-        if torch_private.has_int8_of_few_rows():
+        if torch_private.int8_linear_of_few_rows() is not None:
             self.of_few_rows = FBGEMMProduct(rounded, step / self.highest, self.highest)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:

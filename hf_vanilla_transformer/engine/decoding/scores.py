@@ -1,7 +1,6 @@
 """What a plan changes about the scores of a step: tokens that are barred or forced, repetitions."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -10,8 +9,6 @@ from transformers.generation import logits_process
 
 from ...plan_vanilla_transformer import Plan
 from .search import ScoreProcessor
-
-Step = Callable[[Tensor, Tensor], Tensor]
 
 
 def least(plan: Plan, prompt_length: int) -> int:
@@ -46,7 +43,7 @@ def score_processor(plan: Plan, vocab_size: int, prompts: Tensor, longest: int) 
     device, begin = prompts.device, prompts.shape[1]
     first = begin + (begin == 1 and plan.forced_begin is not None)  # the length at which tokens are barred as the first
     lengths = ((0, math.inf), (first, first + 1), (0, begin + least(plan, begin)))
-    steps: list[Step] = []
+    steps: list[ScoreProcessor] = []
     if plan.repetition_penalty != 1:
         steps.append(logits_process.RepetitionPenaltyLogitsProcessor(plan.repetition_penalty))
     if plan.no_repeat_ngram_size:
@@ -66,7 +63,7 @@ def score_processor(plan: Plan, vocab_size: int, prompts: Tensor, longest: int) 
     return partial(_process, steps) if steps else None
 
 
-def _process(steps: list[Step], tokens: Tensor, scores: Tensor) -> Tensor:
+def _process(steps: list[ScoreProcessor], tokens: Tensor, scores: Tensor) -> Tensor:
     for step in steps:
         scores = step(tokens, scores)
     return scores

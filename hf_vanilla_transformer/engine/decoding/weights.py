@@ -23,7 +23,7 @@ class Weights:
     def __init__(self, model: PreTrainedModel, is_int8: bool = False) -> None:
         weight = model.lm_head.weight
         linear = kind_of_linear(is_int8, weight)
-        self.is_int8, self.device, self.vocab_size = is_int8, weight.device, len(weight)
+        self.device, self.vocab_size = weight.device, len(weight)
         self.encoder = StackWeights(model.get_encoder(), linear)
         self.decoder = StackWeights(model.get_decoder(), linear)
         self.lm_head = _fuse(linear, model.lm_head)

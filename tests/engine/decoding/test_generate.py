@@ -77,24 +77,14 @@ REASONS = {
     "decay": ("`exponential_decay_length_penalty` is", 3, lambda: {"exponential_decay_length_penalty": (2, 1.5)}),
     "finite scores": ("`remove_invalid_values=True`", 3, lambda: {"remove_invalid_values": True}),
     "biases": ("`sequence_bias=[[[13], -3.0]]` is given", 3, lambda: {"sequence_bias": [[[13], -3.0]]}),
-    "several forced ends": (
-        "several tokens are forced",
-        3,
-        lambda: {"forced_eos_token_id": [PAD, 5], "max_new_tokens": 3},
-    ),
+    "several forced ends": ("several tokens are", 3, lambda: {"forced_eos_token_id": [PAD, 5], "max_new_tokens": 3}),
     "an end forced at several limits": ("each sentence's own limit", 3, lambda: {"forced_eos_token_id": EOS}),
-    "a criterion": (
-        "`stopping_criteria` is given",
-        1,
-        lambda: {"stopping_criteria": StoppingCriteriaList([StopAt(18)])},
-    ),
+    "a criterion": ("`stopping_criteria`", 1, lambda: {"stopping_criteria": StoppingCriteriaList([StopAt(18)])}),
     "a cache": ("`past_key_values` is given", 1, lambda: {"past_key_values": _cache()}),
     "no cache": ("`use_cache=False` is given", 1, lambda: {"use_cache": False}),
     "a static cache": ("`cache_implementation='static'` is given", 3, lambda: {"cache_implementation": "static"}),
     "a mask of the target": (
-        "`decoder_attention_mask` is given",
-        3,
-        lambda: padded([[BOS, 5, 9], [BOS, 13], [BOS, 4, 4]], "left", "decoder_"),
+        "`decoder_attention_mask` is", 3, lambda: padded([[BOS, 5, 9], [BOS, 13], [BOS, 4, 4]], "left", "decoder_")
     ),
     **{
         name: (f"`{name}=True` is given", beams, lambda name=name: {**SHOWING, name: True})
@@ -177,10 +167,8 @@ def test_options_of_the_generation_config(model):
 )
 def test_what_a_callers_configuration_leaves_out_is_the_models(own, given):
     """So this samples, from the model's whole distribution."""
-    model, options = (
-        lively_model(),
-        {**padded(SOURCES), "generation_config": GenerationConfig(max_new_tokens=9, **given)},
-    )
+    model, config = lively_model(), GenerationConfig(max_new_tokens=9, **given)
+    options = {**padded(SOURCES), "generation_config": config}
     model.generation_config.update(**own)
     with engine.attach(model) as attached:
         torch.manual_seed(0)

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_generation import BOS, EOS, PAD, SOURCES, VARIANTS, lively_model, padded
+from test_generation import BOS, EOS, PAD, SOURCES, VARIANTS, lively_model
+from test_module import assert_same as assert_same_hypotheses
+from test_module import found
 from test_packed import varied
 
 from hf_vanilla_transformer.engine.decoding.graph import Bucket, Graph, Steps
@@ -27,21 +29,9 @@ def prepared(name="default"):
     return Graph(model), Packed(model)
 
 
-@torch.no_grad()
-def found_by(one, plan, sources=SOURCES, side="right", prompts=1, **options):
-    inputs = padded(sources, side)
-    limits = [plan.max_new_tokens(len(source)) for source in sources]
-    prompts = torch.full((len(sources), prompts), BOS)
-    return one.search(plan, one.encode(**inputs), inputs["attention_mask"], prompts, limits, **options)
-
-
 def assert_same(graph, packed, plan, sources=SOURCES, side="right"):
     assert graph.lacking(plan) is None
-    pairs = zip(found_by(graph, plan, sources, side), found_by(packed, plan, sources, side), strict=True)
-    for ours, expected in pairs:
-        assert [(one.tokens, list(one.beams)) for one in ours] == [(one.tokens, list(one.beams)) for one in expected]
-        for one, other in zip(ours, expected, strict=True):
-            assert one.score == (None if other.score is None else pytest.approx(other.score, abs=1e-5, rel=1e-5))
+    assert_same_hypotheses(found(graph, plan, sources, side), found(packed, plan, sources, side))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -85,41 +75,41 @@ def test_batches_are_filled_up_and_buckets_are_used_again(count):
     graph, packed = Graph(lively_model()), Packed(lively_model())
     for shift, plan in itertools.product(range(3), (BEAMS, replace(BEAMS, length_penalty=2.0))):
         assert_same(graph, packed, plan, (SOURCES * 5)[shift : shift + count])
-    assert graph.made == 1
+    assert len(graph._steps) == 1
 
 
 def test_buckets_are_freed_and_large_batches_divided_by_the_budget():
-    graph, packed = Graph(lively_model(), budget=1_200_000), Packed(lively_model())
+    graph, packed = Graph(lively_model()), Packed(lively_model())
+    graph.budget = 1_200_000
     assert_same(graph, packed, BEAMS, SOURCES * 8)  # 16, 16 and 8 sentences
     assert [one.sentences for one in graph._steps] == [16]
+    made = set(graph._steps.values())
     for plan in (BEAMS, PLAN, replace(BEAMS, num_beams=2), BEAMS):
         assert_same(graph, packed, plan, SOURCES * 8)
         assert sum(map(graph._bytes, graph._steps)) <= graph.budget
-    assert graph.made == 5  # PLAN takes two: 32 sentences, and 16
+        made.update(graph._steps.values())
+    assert len(made) == 4  # BEAMS's is made twice; PLAN's first one, for 32 sentences, has gone at once
     assert_same(graph, packed, BEAMS)
-    assert_same(Graph(lively_model(), budget=1000), packed, BEAMS)
+    graph.budget = 1000  # for which no bucket is small enough
+    assert_same(graph, packed, BEAMS)
 
 
 def test_what_captured_steps_lack_is_left_to_others():
     graph, packed = prepared("learned positions")
-    lacking = [
-        {"coverage_penalty": 0.2},
-        {"alignments": True},
-        {"no_repeat_ngram_size": 2},
-        {"repetition_penalty": 2.0},
-    ]
-    lacking += [{"forced_begin": 4}, {"forced_end": (99,)}, {"barred_words": ((4, 5),)}, {"ends": tuple(range(3, 14))}]
-    made, tokens = graph.made, []
+    lacking = [{"coverage_penalty": 0.2}, {"alignments": True}, {"no_repeat_ngram_size": 2}]
+    lacking += [{"repetition_penalty": 2.0}, {"forced_begin": 4}, {"forced_end": (99,)}]
+    lacking += [{"barred_words": ((4, 5),)}, {"ends": tuple(range(3, 14))}]
+    buckets, tokens = list(graph._steps), []
     for settings in lacking:
         plan = replace(BEAMS, limit=("max_length", 9), **settings)
         assert graph.lacking(plan) is not None
         if "forced_end" not in settings:  # a token that the vocabulary lacks
-            assert found_by(graph, plan)[0][0].tokens == found_by(packed, plan)[0][0].tokens
+            assert found(graph, plan)[0][0].tokens == found(packed, plan)[0][0].tokens
     assert graph.unsupported(replace(PLAN, others=("do_sample=True",))) == "`do_sample=True` is given"
-    found = found_by(graph, PLAN, SOURCES[:1], on_token=tokens.append)
-    assert found[0][0].tokens == tokens == found_by(packed, PLAN)[0][0].tokens
-    assert found_by(graph, BEAMS, prompts=2) == found_by(packed, BEAMS, prompts=2)
-    assert graph.made == made
+    streamed = found(graph, PLAN, SOURCES[:1], on_token=tokens.append)
+    assert streamed[0][0].tokens == tokens == found(packed, PLAN)[0][0].tokens
+    assert found(graph, BEAMS, prompt=(BOS, BOS)) == found(packed, BEAMS, prompt=(BOS, BOS))
+    assert list(graph._steps) == buckets
     assert_same(graph, packed, replace(BEAMS, limit=("max_new_tokens", 40)))  # all positions that are learned
 
 

@@ -29,13 +29,12 @@ PLANS = {
 
 
 @torch.inference_mode()
-def found(prepared, plan, side="right", prompt=(BOS,)):
+def found(prepared, plan, sources=SOURCES, side="right", prompt=(BOS,), **options):
     """What a search for all sources finds."""
-    inputs = padded(SOURCES, side)
-    mask = inputs["attention_mask"]
-    longest = [plan.max_new_tokens(len(source)) for source in SOURCES]
-    memory = prepared.encode(inputs["input_ids"], mask)
-    return prepared.search(plan, memory, mask, torch.tensor([prompt] * len(SOURCES)), longest)
+    inputs = padded(sources, side)
+    longest = [plan.max_new_tokens(len(source)) for source in sources]
+    prompts = torch.tensor([prompt] * len(sources))
+    return prepared.search(plan, prepared.encode(**inputs), inputs["attention_mask"], prompts, longest, **options)
 
 
 def assert_same(ours, others):
@@ -43,7 +42,7 @@ def assert_same(ours, others):
         [(one.tokens, list(one.beams)) for one in own] for own in others
     ]
     for one, other in zip(itertools.chain(*ours), itertools.chain(*others), strict=True):
-        assert one.score == (None if other.score is None else pytest.approx(other.score, abs=1e-5))
+        assert one.score == (None if other.score is None else pytest.approx(other.score, abs=1e-5, rel=1e-5))
         assert (one.attention is None) == (other.attention is None)
         if other.attention is not None:
             torch.testing.assert_close(one.attention, other.attention, atol=1e-6, rtol=1e-5)
@@ -54,7 +53,7 @@ def assert_same(ours, others):
 def test_modules_find_what_packed_weights_do(name, plan):
     model = varied(name, torch.float64)
     for side, prompt in (("left", (BOS,)), ("right", (BOS, 9, 6))):
-        assert_same(*(found(way(model), PLANS[plan], side, prompt) for way in (Module, Packed)))
+        assert_same(*(found(way(model), PLANS[plan], side=side, prompt=prompt) for way in (Module, Packed)))
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])

@@ -14,12 +14,7 @@ from torch import nn
 
 from hf_vanilla_transformer.engine.cpu import CPU
 from hf_vanilla_transformer.engine.decoding import linear
-from hf_vanilla_transformer.engine.decoding.linear import (
-    ColumnLinear,
-    MixedLinear,
-    PackedLinear,
-    PlainLinear,
-)
+from hf_vanilla_transformer.engine.decoding.linear import ColumnLinear, MixedLinear, PackedLinear, PlainLinear
 from hf_vanilla_transformer.engine.decoding.packed import Packed, PackedDecoder
 from hf_vanilla_transformer.engine.decoding.prepared import AveragedDecoder
 from hf_vanilla_transformer.engine.decoding.weights import Weights
@@ -140,6 +135,18 @@ def assert_as_forced(model, inputs, found):
             torch.testing.assert_close(torch.stack(attention), shares, atol=1e-6, rtol=1e-5)
 
 
+@torch.no_grad()
+def errors_of_steps(model, is_int8):
+    """The largest error of logits of given tokens, and the root of the mean square divided by how logits vary."""
+    inputs, wrong, expected = padded(SOURCES), [], []
+    memory, mask = Packed(model, is_int8).encode(**inputs), inputs["attention_mask"]
+    for i, tokens, logits, _ in decode_at_random(model, memory, mask, 12, beams=2, is_int8=is_int8):
+        expected.append(forced(model, cut(inputs, i), tokens).logits[0])
+        wrong.append(torch.stack(logits) - expected[-1])
+    largest = max(one.abs().max().item() for one in wrong)
+    return largest, (torch.cat(wrong).square().mean().sqrt() / torch.cat(expected).std()).item()
+
+
 @IN_TWO_PRECISIONS
 @torch.no_grad()
 def test_decoder_is_the_models(name, dtype):
@@ -246,13 +253,7 @@ def test_8_bits_come_close(name):
     memory, real = Packed(model, is_int8=True).encode(**inputs), inputs["attention_mask"].bool()
     expected = model.get_encoder()(**inputs)[0]
     assert (memory - expected)[real].norm() < 0.1 * expected[real].norm()
-    mask, errors, sizes = inputs["attention_mask"], [], []
-    for i, tokens, logits, _ in decode_at_random(model, memory, mask, 12, beams=2, is_int8=True):
-        wanted = forced(model, cut(inputs, i), tokens).logits[0]
-        errors.append((torch.stack(logits) - wanted).square().mean())
-        sizes.append(wanted.var())
-    error = torch.stack(errors).mean().sqrt() / torch.stack(sizes).mean().sqrt()
-    assert 1e-3 < error < 0.1
+    assert 1e-3 < errors_of_steps(model, is_int8=True)[1] < 0.1
 
 
 @pytest.mark.parametrize("rows", [1, CPU.rows_for_fbgemm, 33])

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from functorch.compile import nop
+from test_shortcuts import VARIANTS as PLAIN_VARIANTS
 from test_shortcuts import gradients_of, model_of
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -17,15 +18,10 @@ from hf_vanilla_transformer.engine.training import packing, training_shortcuts
 SHAPE = (6, 12, 10)
 LENGTHS = [(5, 3), (1, 1), (12, 2), (3, 9), (2, 2), (7, 1), (1, 6), (4, 10)]  # the third and the last fill rows
 VARIANTS = {
-    "post-norm": {},
-    "pre-norm": {"norm_position": "pre", "final_layer_norm": True},
+    **PLAIN_VARIANTS,
     "learned positions": {"position_encoding": "learned"},
     "positions of fairseq": {"position_encoding": "fairseq"},
     "positions of Marian": {"position_encoding": "marian"},
-    "two vocabularies": {"decoder_vocab_size": 23, "share_encoder_decoder_embeddings": False},
-    "biases": {"attention_bias": True, "output_bias": True},
-    "other d_k and d_v": {"head_dim": 3, "value_head_dim": 5},
-    "eager": {"attn_implementation": "eager"},
 }
 
 
