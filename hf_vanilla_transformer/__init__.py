@@ -26,6 +26,7 @@ __all__ = [
     "VanillaTransformerTrainer",
     "VanillaTransformerTrainingArguments",
     "__version__",
+    "evaluate",
     "from_marian",
     "register",
 ]
@@ -37,6 +38,7 @@ MODULES = {
     "Translator": "translation.translator",
     "VanillaTransformerTrainer": "training.trainer",
     "VanillaTransformerTrainingArguments": "training.recipe",
+    "evaluate": "translation.evaluation",
     "from_marian": "interop.marian",
 }
 
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from .tokenization_vanilla_transformer import VanillaTransformerTokenizer, VanillaTransformerTokenizerFast
     from .training.recipe import VanillaTransformerTrainingArguments
     from .training.trainer import VanillaTransformerTrainer
+    from .translation.evaluation import evaluate
     from .translation.translator import Translator
 
 

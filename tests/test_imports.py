@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "checkpoints": {"paper", "data", "errors"},
     "hub": {"checkpoints", "metrics", "data", "errors"},
     "interop": {"paper", "checkpoints", "hub", "data", "errors"},
-    "translation": {"paper", "engine", "interop", "checkpoints", "data", "errors"},
+    "translation": {"paper", "engine", "interop", "checkpoints", "metrics", "data", "errors"},
     "plots": {"paper", "translation", "checkpoints", "errors"},
     "explain": {"paper", "engine", "translation", "checkpoints", "errors"},
     "demo": {"paper", "translation", "explain", "errors"},

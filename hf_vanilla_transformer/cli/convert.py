@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .common import UsageError, loading, set_up_transformers, show
+from .models import loading, set_up_transformers
+from .output import UsageError, show
 
 SYSTEMS = {
     "marian": "Marian as in transformers, such as Helsinki-NLP/opus-mt-en-de",

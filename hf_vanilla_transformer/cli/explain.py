@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from .common import UsageError, check_model_name, check_output, loading, say_written, set_up_transformers, show
+from .models import check_model_name, loading, set_up_transformers
+from .output import UsageError, check_output, say_written, show
 
 PAGE = ".html"
 EXAMPLES = 3  # sentences of a model's card, where none are given

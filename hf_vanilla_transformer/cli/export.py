@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import first_line, install
-from .common import UsageError, check_model_name, loading, set_up_transformers, show
+from .models import check_model_name, loading, set_up_transformers
+from .output import UsageError, show
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -7,19 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import first_line, install
-from .common import (
-    LANGUAGES,
-    UsageError,
-    add_debug,
-    add_language_arguments,
-    add_loading_arguments,
-    check_model_name,
-    check_output,
-    load_translator,
-    natural,
-    positive,
-    say_written,
-)
+from .arguments import LANGUAGES, add_debug, add_language_arguments, add_loading_arguments, natural, positive
+from .models import check_model_name, load_translator
+from .output import UsageError, check_output, say_written
 
 if TYPE_CHECKING:
     from ..plots.attention import Choice, Part

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import UsageError, set_up_transformers, show
 from .export import exporter_of
+from .models import set_up_transformers
+from .output import UsageError, show
 
 if TYPE_CHECKING:
     from ..hub.upload import Upload

@@ -12,8 +12,9 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli, engine
-from hf_vanilla_transformer.cli import common, export
-from hf_vanilla_transformer.cli.common import UsageError
+from hf_vanilla_transformer.cli import arguments as types
+from hf_vanilla_transformer.cli import export
+from hf_vanilla_transformer.cli.output import UsageError
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "hf_vanilla_transformer"]  # what `vanilla-transformer` starts
@@ -166,9 +167,9 @@ def test_underscores_in_names_of_options(run, tiny_checkpoint, tmp_path):
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 def test_ipv6_with_brackets_or_without(host):
-    name = common.host_name(host)
-    assert (name, common.in_url(name), common.is_this_machine(name)) == ("::1", "[::1]", True)
-    assert common.in_url(common.host_name("localhost")) == "localhost"
+    name = types.host_name(host)
+    assert (name, types.in_url(name), types.is_this_machine(name)) == ("::1", "[::1]", True)
+    assert types.in_url(types.host_name("localhost")) == "localhost"
 
 
 # What goes wrong

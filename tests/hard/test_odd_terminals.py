@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_vanilla_transformer.cli import common, translate
+from hf_vanilla_transformer.cli import output, translate
 from hf_vanilla_transformer.translation import decoding
 
 ROOT = Path(__file__).parents[2]
@@ -167,7 +167,7 @@ def test_memory_that_anything_else_exhausts(command, tiny_checkpoint, fail, erro
     [
         (KeyError("bias"), 1, "KeyError: 'bias' (unexpected; give --debug for the traceback)"),
         (RuntimeError("two\nlines"), 1, "RuntimeError: two (unexpected; give --debug for the traceback)"),
-        (common.UsageError("wrong use"), 2, "wrong use"),
+        (output.UsageError("wrong use"), 2, "wrong use"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "[Errno 28] No space left on device; free some space"),
         (PermissionError(errno.EACCES, "Permission denied", "file"), 1, "[Errno 13] Permission denied: 'file'"),
     ],
