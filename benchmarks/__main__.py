@@ -29,7 +29,7 @@ from transformers.utils import is_flash_attn_2_available, logging
 from hf_vanilla_transformer.data.batching import BatchingError
 
 from .ablate import DECODING, TRAINING, ablate
-from .decoding import Variants, decoding_entrants, job_of, write_models
+from .decoding import Variants, decoding_entrants, workload_of, write_models
 from .real import measure_real
 from .report import Report, compare
 from .text import measure_text
@@ -236,7 +236,7 @@ def compete(report: Report, entrants: list[Entrant], cases: tuple[Case, ...], op
                 workers = list(in_time(workers, case, options.budget, report))
                 if not workers:
                     raise BenchmarkError("; ".join(note for note in report.notes if note.startswith("left out")))
-            players = {one.name: partial(one.ask, "run", job_of(case) if case.beams else case) for one in workers}
+            players = {one.name: partial(one.ask, "run", workload_of(case) if case.beams else case) for one in workers}
 
             def note(what: str, to: str = case.name) -> None:
                 say(f"{to}: {what}")

@@ -24,7 +24,7 @@ from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine.decoding import linear, packed
 from hf_vanilla_transformer.engine.training import shortcuts
 
-from .decoding import job_of, write_models
+from .decoding import workload_of, write_models
 from .report import Report, Row, Table, count_different
 from .training import TrainingContender
 from .translators import TransformersTranslator
@@ -113,7 +113,7 @@ class Translations(TransformersTranslator):
         with left_out(name):
             if name != MARIAN:
                 engine.attach(self.model)  # which prepares the weights again
-            timing = self.run(job_of(case))
+            timing = self.run(workload_of(case))
         return timing.seconds, timing.outputs
 
 

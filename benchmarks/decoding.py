@@ -15,16 +15,16 @@ from transformers import PreTrainedTokenizerFast
 from hf_vanilla_transformer.interop.marian import from_marian
 
 from . import models
-from .translators import CTranslate2Translator, Job, TransformersTranslator
+from .translators import CTranslate2Translator, TransformersTranslator, Workload
 from .work import Case, Size
 from .workers import Entrant
 
 Variants = Mapping[str, Mapping[str, str]]  # of this package: name -> options of TransformersTranslator
 
 
-def job_of(case: Case) -> Job:
+def workload_of(case: Case) -> Workload:
     """Returns a case's sources and the length of its translations."""
-    return Job([batch.sources for batch in case.batches], case.beams, case.new_tokens, is_forced=True)
+    return Workload([batch.sources for batch in case.batches], case.beams, case.new_tokens, is_forced=True)
 
 
 def write_models(size: Size, folder: Path) -> None:

@@ -25,7 +25,7 @@ from hf_vanilla_transformer.translation.engine_backend import BATCH_TOKENS
 
 from .decoding import Variants, decoding_entrants, environments
 from .report import Report, Table, compare, count_different
-from .translators import Ids, Job
+from .translators import Ids, Workload
 from .workers import BenchmarkError, Timing, Worker, start, take_turns
 
 # The tuned CTranslate2 translates some lines with each of these, one batch at a time and one per thread.
@@ -55,17 +55,17 @@ def measure_real(given: argparse.Namespace, variants: Variants, report: Report, 
         for worker in workers:
             if worker.name.endswith("tuned"):
                 say(f"tuning {worker.name}")
-                tuned[worker.name] = tune(worker, Job([ids[:TRIAL_LINES]], max(given.num_beams), given.longest))
-        starts = _starts(workers, Job([ids[:1]], 1, given.longest), given.rounds, say)
+                tuned[worker.name] = tune(worker, Workload([ids[:TRIAL_LINES]], max(given.num_beams), given.longest))
+        starts = _starts(workers, Workload([ids[:1]], 1, given.longest), given.rounds, say)
         report.tables["start"] = starts
         for beams in given.num_beams:
-            search, job = "greedy" if beams == 1 else f"beam {beams}", Job([], beams, given.longest)
-            table, outputs = _file(workers, tuned, ids, job, given.rounds, say)
+            search, workload = "greedy" if beams == 1 else f"beam {beams}", Workload([], beams, given.longest)
+            table, outputs = _file(workers, tuned, ids, workload, given.rounds, say)
             for name, own in outputs.items():
                 translations = tokenizer.batch_decode(own, skip_special_tokens=True)
                 table[name]["BLEU"] = str(corpus_bleu(translations, references)).removeprefix("BLEU ")
             report.tables[f"{search}, all lines"] = table
-            singles = _singles(workers, ids[: given.singles], job, given.rounds, say)
+            singles = _singles(workers, ids[: given.singles], workload, given.rounds, say)
             report.tables[f"{search}, one line at a time"] = singles
         for worker in workers:
             used = {**tuned[worker.name], **worker.entrant.environment} if worker.name in tuned else None
@@ -78,11 +78,11 @@ def _read(name: str, path: Path) -> list[str]:
     return text.split("\n")
 
 
-def tune(worker: Worker, job: Job) -> dict[str, int]:
-    """Sets the fastest of CTranslate2's variables and returns the fastest fields of `Job`, both for this text."""
+def tune(worker: Worker, workload: Workload) -> dict[str, int]:
+    """Sets the fastest of CTranslate2's variables and returns the fastest fields of `Workload`, both for this text."""
 
     def seconds(**options: Any) -> float:  # of the second time: the first one warms up
-        return [float(worker.ask("run", job._replace(**options)).seconds) for _ in "12"][1]
+        return [float(worker.ask("run", workload._replace(**options)).seconds) for _ in "12"][1]
 
     def seconds_with(variables: dict[str, str]) -> float:
         worker.restart(variables)
@@ -94,13 +94,13 @@ def tune(worker: Worker, job: Job) -> dict[str, int]:
     return min(tried, key=lambda options: seconds(**options))
 
 
-def _starts(workers: Sequence[Worker], job: Job, rounds: int, say: Say) -> Table:
+def _starts(workers: Sequence[Worker], workload: Workload, rounds: int, say: Say) -> Table:
     """Starts every contender once to warm up and once per round, until it has translated a sentence."""
 
     def restart(worker: Worker) -> float:
         began = time.perf_counter()
         worker.restart()
-        worker.ask("run", job)
+        worker.ask("run", workload)
         return time.perf_counter() - began
 
     players = {worker.name: partial(restart, worker) for worker in workers}
@@ -109,17 +109,24 @@ def _starts(workers: Sequence[Worker], job: Job, rounds: int, say: Say) -> Table
 
 
 def _file(
-    workers: Sequence[Worker], tuned: dict[str, dict[str, int]], ids: list[Ids], job: Job, rounds: int, say: Say
+    workers: Sequence[Worker],
+    tuned: dict[str, dict[str, int]],
+    ids: list[Ids],
+    workload: Workload,
+    rounds: int,
+    say: Say,
 ) -> tuple[Table, dict[str, list[Ids]]]:
     """Translates all lines, ours and Marian in our batches, CTranslate2 in its own; returns a table and outputs."""
-    groups = list(batches([len(one) for one in ids], None, BATCH_TOKENS // job.beams))
+    groups = list(batches([len(one) for one in ids], None, BATCH_TOKENS // workload.beams))
     back = np.argsort([place for group in groups for place in group])
-    job = job._replace(batches=[[ids[place] for place in group] for group in groups])
+    workload = workload._replace(batches=[[ids[place] for place in group] for group in groups])
     players = {}
     for worker in workers:
         own: dict[str, Any] = {"batch_tokens": max(BATCH_TOKENS_TRIED)} if "ctranslate2" in worker.name else {}
-        players[worker.name] = partial(worker.ask, "run", job._replace(**(tuned.get(worker.name) or own)))
-    turns: dict[str, list[Timing]] = take_turns(players, rounds, lambda what: say(f"{job.beams} beams, file: {what}"))
+        players[worker.name] = partial(worker.ask, "run", workload._replace(**(tuned.get(worker.name) or own)))
+    turns: dict[str, list[Timing]] = take_turns(
+        players, rounds, lambda what: say(f"{workload.beams} beams, file: {what}")
+    )
     outputs = {name: [(timings[-1].outputs or [])[place] for place in back] for name, timings in turns.items()}
     table = compare(len(ids), "sentences/s", turns)
     for name, row in table.items():  # with the end of sentence
@@ -127,14 +134,14 @@ def _file(
     return table, outputs
 
 
-def _singles(workers: Sequence[Worker], ids: list[Ids], job: Job, rounds: int, say: Say) -> Table:
+def _singles(workers: Sequence[Worker], ids: list[Ids], workload: Workload, rounds: int, say: Say) -> Table:
     """Translates one sentence at a time."""
 
     def one_by_one(worker: Worker) -> list[Timing]:
-        return [worker.ask("run", job._replace(batches=[[one]])) for one in ids]
+        return [worker.ask("run", workload._replace(batches=[[one]])) for one in ids]
 
     players: dict[str, Any] = {worker.name: partial(one_by_one, worker) for worker in workers}
-    turns = take_turns(players, rounds, lambda what: say(f"{job.beams} beams, one line at a time: {what}"))
+    turns = take_turns(players, rounds, lambda what: say(f"{workload.beams} beams, one line at a time: {what}"))
     times = {name: [1000 * timing.seconds for turn in own for timing in turn] for name, own in turns.items()}
     outputs, first = {name: [timing.outputs for timing in own[-1]] for name, own in turns.items()}, workers[0].name
     return {

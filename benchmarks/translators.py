@@ -14,7 +14,7 @@ from .workers import Timing
 Ids = list[int]
 
 
-class Job(NamedTuple):
+class Workload(NamedTuple):
     """Batches of token ids, to be translated into at most `longest` tokens each, the end of sentence included."""
 
     batches: list[list[Ids]]
@@ -23,6 +23,7 @@ class Job(NamedTuple):
     is_forced: bool = False  # whether all translations are as long
     batch_tokens: int = 0  # of CTranslate2's own batches; 0: those above
     parallel: int = 1  # batches that CTranslate2 translates at the same time
+    options: dict[str, Any] | None = None  # more of CTranslate2's
 
 
 class TransformersTranslator:
@@ -52,19 +53,19 @@ class TransformersTranslator:
             import_module("hf_vanilla_transformer.engine").attach(self.model, compute_type)
             import_module("benchmarks.text").use_decoder(self.model, decoder)
 
-    def run(self, job: Job) -> Timing:
+    def run(self, workload: Workload) -> Timing:
         """Translates all batches."""
-        settings = {"num_beams": job.beams, **self._lengths(job)}
-        work = [{**self._inputs(batch), **settings} for batch in job.batches]
+        settings = {"num_beams": workload.beams, **self._lengths(workload)}
+        work = [{**self._inputs(batch), **settings} for batch in workload.batches]
         self._synchronize()
         began = time.perf_counter()
         with self.torch.inference_mode(self.as_translator):
             outputs = [output.tolist() for output in (self.model.generate(**options) for options in work)]
         self._synchronize()
         seconds = time.perf_counter() - began
-        if job.is_forced:
-            assert all(len(rows[0]) == job.longest + 1 for rows in outputs)  # the first is the start token
-        return Timing(seconds, [self._words(row, job.is_forced) for rows in outputs for row in rows])
+        if workload.is_forced:
+            assert all(len(rows[0]) == workload.longest + 1 for rows in outputs)  # the first is the start token
+        return Timing(seconds, [self._words(row, workload.is_forced) for rows in outputs for row in rows])
 
     def _synchronize(self) -> None:
         if self.device == "cuda":
@@ -77,13 +78,13 @@ class TransformersTranslator:
         mask = (torch.arange(source.shape[1]) < lengths[:, None]).long()
         return {"input_ids": source.to(self.device), "attention_mask": mask.to(self.device)}
 
-    def _lengths(self, job: Job) -> dict[str, Any]:
-        if not job.is_forced:
-            return {"max_length": job.longest + 1}  # the start token counts
+    def _lengths(self, workload: Workload) -> dict[str, Any]:
+        if not workload.is_forced:
+            return {"max_length": workload.longest + 1}  # the start token counts
         if self.model.generation_config.forced_eos_token_id is None:
             self.model.generation_config.eos_token_id = None
-            return {"max_new_tokens": job.longest}
-        return {"max_new_tokens": job.longest, "min_new_tokens": job.longest - 1}  # the last one is the end
+            return {"max_new_tokens": workload.longest}
+        return {"max_new_tokens": workload.longest, "min_new_tokens": workload.longest - 1}  # the last one is the end
 
     def _words(self, row: Ids, is_forced: bool) -> Ids:
         end = self.model.config.eos_token_id
@@ -91,13 +92,15 @@ class TransformersTranslator:
 
 
 class CTranslate2Translator:
-    """CTranslate2 with Marian's weights; `vocabulary` is a JSON file: word -> token id."""
+    """A program that calls CTranslate2, with token ids; `ids` has those of its words, or is a JSON file with them."""
 
-    def __init__(self, folder: Path, vocabulary: Path, compute_type: str, threads: int, device: str = "cpu") -> None:
+    def __init__(
+        self, folder: Path, ids: dict[str, int] | Path, compute_type: str, threads: int, device: str = "cpu"
+    ) -> None:
         self.library: Any = import_module("ctranslate2")
         self.settings = {"model_path": str(folder), "device": device, "compute_type": compute_type}
         self.threads = threads
-        self.ids: dict[str, int] = json.loads(vocabulary.read_text(encoding="utf-8"))
+        self.ids: dict[str, int] = ids if isinstance(ids, dict) else json.loads(ids.read_text(encoding="utf-8"))
         self.words = {number: word for word, number in self.ids.items()}
         self._load(1)
 
@@ -105,24 +108,24 @@ class CTranslate2Translator:
         sizes = {"inter_threads": parallel, "intra_threads": max(self.threads // parallel, 1)}
         self.parallel, self.translator = parallel, self.library.Translator(**self.settings, **sizes)
 
-    def run(self, job: Job) -> Timing:
-        """Translates all sentences, in the job's batches or its own."""
-        if job.parallel != self.parallel:
-            self._load(job.parallel)
-        lines = [[[self.words[number] for number in ids] for ids in batch] for batch in job.batches]
-        options: dict[str, Any] = {"beam_size": job.beams, "max_decoding_length": job.longest}
-        if job.is_forced:
-            options["min_decoding_length"] = job.longest
+    def run(self, workload: Workload) -> Timing:
+        """Translates all sentences, in the workload's batches or its own."""
+        if workload.parallel != self.parallel:
+            self._load(workload.parallel)
+        lines = [[[self.words[number] for number in ids] for ids in batch] for batch in workload.batches]
+        options = {"beam_size": workload.beams, "max_decoding_length": workload.longest, **(workload.options or {})}
+        if workload.is_forced:
+            options["min_decoding_length"] = workload.longest
         else:  # it counts words without the end of sentence, and Marian always ends with one
-            options["max_decoding_length"] = max(job.longest - 1, 1)
-        if job.batch_tokens:
+            options["max_decoding_length"] = max(workload.longest - 1, 1)
+        if workload.batch_tokens:
             lines = [[line for batch in lines for line in batch]]
-            options |= {"max_batch_size": job.batch_tokens, "batch_type": "tokens"}
+            options |= {"max_batch_size": workload.batch_tokens, "batch_type": "tokens"}
         began = time.perf_counter()
         results = [self.translator.translate_batch(batch, **options) for batch in lines]
         seconds = time.perf_counter() - began
         rows = [result.hypotheses[0] for batch in results for result in batch]
-        if job.is_forced:
-            assert all(len(row) == job.longest for row in rows)
+        if workload.is_forced:
+            assert all(len(row) == workload.longest for row in rows)
             rows = [row[:-1] for row in rows]
         return Timing(seconds, [[self.ids[word] for word in row] for row in rows])

@@ -27,6 +27,7 @@ __all__ = [
     "VanillaTransformerTrainingArguments",
     "__version__",
     "evaluate",
+    "export",
     "from_marian",
     "register",
 ]
@@ -39,11 +40,13 @@ MODULES = {
     "VanillaTransformerTrainer": "training.trainer",
     "VanillaTransformerTrainingArguments": "training.recipe",
     "evaluate": "translation.evaluation",
+    "export": "interop.export",
     "from_marian": "interop.marian",
 }
 
 if TYPE_CHECKING:
     from .configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
+    from .interop.export import export
     from .interop.marian import from_marian
     from .modeling_vanilla_transformer import (
         VanillaTransformerDecoder,

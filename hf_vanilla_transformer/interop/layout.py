@@ -27,7 +27,7 @@ from torch import Tensor
 from ..configuration_vanilla_transformer import MOST_LAYERS, POSITION_ENCODINGS, VanillaTransformerConfig
 from ..errors import first_line, named
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
-from .conversion import ConversionError
+from .interface import ConversionError
 
 NAMES_PER_ERROR = 20
 SOURCE, TARGET, OUTPUT = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"

@@ -33,7 +33,7 @@ from ..checkpoints.loading import (
 from ..errors import first_line
 from ..hub.model_card import CARD, load_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .conversion import ConversionError, Converted, Options
+from .interface import ConversionError, ConversionOptions, Converted
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
 
 logger = logging.get_logger(__name__)
@@ -107,7 +107,7 @@ def from_marian(
     return _load(str(source), _folder_of(str(source), revision, token, local_files_only), with_tokenizer=True)
 
 
-def load(source: str | Path, options: Options) -> Converted:
+def load(source: str | Path, options: ConversionOptions) -> Converted:
     """Opens a Marian model with its tokenizer and the metadata of its card.
 
     Raises:
@@ -121,12 +121,6 @@ def load(source: str | Path, options: Options) -> Converted:
         metadata = {}
     base_model = None if Path(source).is_dir() else str(source)
     return Converted(model, tokenizer, metadata, base_model)
-
-
-def recognises(source: Path) -> bool:
-    """Tells by its config.json whether a folder has a model of one of these classes of transformers."""
-    file = source / "config.json"
-    return file.is_file() and read_json(file).get("model_type") in FIXED_FIELDS
 
 
 # ---- Files ----

@@ -275,11 +275,11 @@ def decoding_cases():
 def test_all_decoders_do_the_same_work(size, tmp_path):
     found = decoders(size, tmp_path)
     for case in decoding_cases():
-        turn = found["marian"].run(decoding.job_of(case))
+        turn = found["marian"].run(decoding.workload_of(case))
         lengths = [case.new_tokens] * 6
         assert [len(tokens) + 1 for tokens in turn.outputs] == lengths
         assert case.tokens == sum(lengths)
-        assert found["ours"].run(decoding.job_of(case)).outputs == turn.outputs
+        assert found["ours"].run(decoding.workload_of(case)).outputs == turn.outputs
 
 
 def test_ctranslate2_does_the_same_work(size, tmp_path):
@@ -289,13 +289,13 @@ def test_ctranslate2_does_the_same_work(size, tmp_path):
     folder = decoding.convert_to_ctranslate2(tmp_path / "marian", tmp_path, "float32")
     peer = CTranslate2Translator(folder, tmp_path / "marian" / "vocab.json", "float32", 1)
     for case in cases:
-        job = decoding.job_of(case)
+        job = decoding.workload_of(case)
         assert peer.run(job).outputs == found.run(job).outputs
 
 
 def uniform_batch(sentences, source_length, target_length):
     """A batch without padding."""
-    return work.Batch([[2] * source_length] * sentences, [[3] * target_length] * sentences)
+    return work.SentencePairs([[2] * source_length] * sentences, [[3] * target_length] * sentences)
 
 
 # ---- Operations ----

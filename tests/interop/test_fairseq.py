@@ -11,8 +11,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.interop import fairseq, pickles
-from hf_vanilla_transformer.interop.conversion import ConversionError, Options
 from hf_vanilla_transformer.interop.convert import convert, recognise
+from hf_vanilla_transformer.interop.interface import ConversionError, ConversionOptions
 
 # All sizes differ, so that no axis can be taken for another.
 D, FFN, WORDS, TARGET_WORDS, POSITIONS = 12, {"encoder": 10, "decoder": 14}, 17, 19, 25
@@ -201,7 +201,7 @@ def search(theirs, row, beams, longest):
 @pytest.mark.parametrize("case", CASES)
 def test_same_logits_and_translations(case, tmp_path):
     theirs = checkpoint(tmp_path / "model", CASES[case])
-    ours = fairseq.load(tmp_path / "model", Options(with_tokenizer=False)).model
+    ours = fairseq.load(tmp_path / "model", ConversionOptions(with_tokenizer=False)).model
     assert ours.config.share_encoder_decoder_embeddings == bool(CASES[case].get("share_all_embeddings"))
     assert_same(ours, theirs)
 
@@ -247,17 +247,17 @@ def test_dictionaries(tmp_path):
         fairseq.dictionary(file)
     write_dictionary(file, WORDS + 1)
     with pytest.raises(ConversionError, match="the source dictionary has 18 entries and the embeddings 17 rows"):
-        fairseq.load(tmp_path, Options(with_tokenizer=False))
+        fairseq.load(tmp_path, ConversionOptions(with_tokenizer=False))
 
 
 def test_a_file_from_before_pytorch_1_6(tmp_path):
     """The published models of 2018 and 2019 are no zip archives."""
     checkpoint(tmp_path, {})
     file = tmp_path / "checkpoint_best.pt"
-    newer = fairseq.load(file, Options(with_tokenizer=False)).model.state_dict()
+    newer = fairseq.load(file, ConversionOptions(with_tokenizer=False)).model.state_dict()
     torch.save(torch.load(file, weights_only=False), tmp_path / "model.pt", _use_new_zipfile_serialization=False)
     assert recognise(tmp_path / "model.pt") == "fairseq"
-    older = fairseq.load(tmp_path / "model.pt", Options(with_tokenizer=False)).model.state_dict()
+    older = fairseq.load(tmp_path / "model.pt", ConversionOptions(with_tokenizer=False)).model.state_dict()
     assert all(torch.equal(value, older[name]) for name, value in newer.items())
 
 

@@ -8,8 +8,8 @@ from plain_reference import Reference, assert_same
 from transformers import AutoTokenizer
 
 from hf_vanilla_transformer.interop import joeynmt
-from hf_vanilla_transformer.interop.conversion import ConversionError, Options
 from hf_vanilla_transformer.interop.convert import recognise
+from hf_vanilla_transformer.interop.interface import ConversionError, ConversionOptions
 
 WIDTH, HEADS, LAYERS, INNER = 12, (2, 3), (2, 3), (10, 14)
 SPECIAL = ["<unk>", "<pad>", "<s>", "</s>"]
@@ -69,14 +69,14 @@ def write(folder, config, tensors, tokens=TOKENS, **more):
 
 def load(folder):
     assert recognise(folder) == "joeynmt"
-    return joeynmt.load(folder, Options(with_tokenizer=False))
+    return joeynmt.load(folder, ConversionOptions(with_tokenizer=False))
 
 
 def test_words_and_characters_need_no_files(tmp_path):
     """Each side has its own level: letters in and words out, spaces among letters as "▁" (its BasicTokenizer)."""
     config = {**settings(), "data": {"src": {"level": "char"}, "trg": {"level": "word"}}}
     tokens = {"src": [*TOKENS["src"][:5], "▁", *TOKENS["src"][6:]], "trg": TOKENS["trg"]}
-    tokenizer = joeynmt.load(write(tmp_path, config, weights(False), tokens), Options()).tokenizer
+    tokenizer = joeynmt.load(write(tmp_path, config, weights(False), tokens), ConversionOptions()).tokenizer
     tokenizer.save_pretrained(tmp_path / "saved")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert tokenizer.tokenize("s 1") == ["s", "▁", "1"]
@@ -95,7 +95,7 @@ def test_its_tokenizer(tmp_path):
     merges = [*(f"{s} {n}</w>\n" for s in "st" for n in range(9)), "s 1\n", "s1 5</w>\n", "s1 9</w>\n"]
     (tmp_path / "codes.3000").write_text("#version: 0.2\n" + "".join(merges))
     write(tmp_path, config, weights(False))
-    made = joeynmt.load(tmp_path, Options())
+    made = joeynmt.load(tmp_path, ConversionOptions())
     assert made.tokenizer.tokenize("s1 s15 s19") == ["s1", "s15", "s@@", "1@@", "9"]  # there is no s19
     assert made.tokenizer("s1 s15")["input_ids"] == [5, 19, 3]
     assert made.tokenizer(text_target="t1 t2")["input_ids"] == [5, 6, 3]
@@ -107,7 +107,7 @@ def test_its_tokenizer(tmp_path):
     ):
         write(tmp_path, {**config, "data": {"src": {**side, **change}, "trg": side}}, weights(False))
         with pytest.raises(ConversionError, match=message):
-            joeynmt.load(tmp_path, Options())
+            joeynmt.load(tmp_path, ConversionOptions())
 
 
 def test_models_that_read_prompts_are_refused(tmp_path):

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.interop import opennmt
-from hf_vanilla_transformer.interop.conversion import ConversionError, Options
 from hf_vanilla_transformer.interop.convert import recognise
+from hf_vanilla_transformer.interop.interface import ConversionError, ConversionOptions
 
 WIDTH, INNER, ENCODER, DECODER = 12, 10, 2, 3
 SPECIAL = ["<unk>", "<blank>", "<s>", "</s>"]
@@ -75,7 +75,7 @@ def checkpoint(*, biased=False, vocabulary=VOCABULARY, **changes):
 def load(value, tmp_path):
     torch.save(value, tmp_path / "model_step_7.pt")
     assert recognise(tmp_path / "model_step_7.pt") == "opennmt"
-    return opennmt.load(tmp_path / "model_step_7.pt", Options(with_tokenizer=False)).model
+    return opennmt.load(tmp_path / "model_step_7.pt", ConversionOptions(with_tokenizer=False)).model
 
 
 def test_its_tokenizer(tmp_path):
@@ -83,7 +83,7 @@ def test_its_tokenizer(tmp_path):
     value = checkpoint(transforms=["bpe", "filtertoolong"], src_subword_model="data/s.codes", tgt_subword_model=None)
     (tmp_path / "s.codes").write_text("#version: 0.2\n" + "".join(f"{s} {n}</w>\n" for s in "st" for n in range(9)))
     torch.save(value, tmp_path / "model_step_7.pt")
-    made = opennmt.load(tmp_path / "model_step_7.pt", Options())
+    made = opennmt.load(tmp_path / "model_step_7.pt", ConversionOptions())
     assert made.tokenizer("s1 s2 s3")["input_ids"] == [5, 6, 7]
     assert made.tokenizer(text_target="t1 t2 x")["input_ids"] == [5, 6, 0, 3]
     assert (made.tokenizer.pad_token_id, made.tokenizer.eos_token_id) == (1, 3)
@@ -103,7 +103,7 @@ def test_its_tokenizer(tmp_path):
     ):
         torch.save(checkpoint(**changes), tmp_path / "model_step_7.pt")
         with pytest.raises(ConversionError, match=message):
-            opennmt.load(tmp_path / "model_step_7.pt", Options())
+            opennmt.load(tmp_path / "model_step_7.pt", ConversionOptions())
 
 
 def all_tensors(value):
