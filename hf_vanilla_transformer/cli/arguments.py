@@ -187,6 +187,16 @@ def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16", "float16"], help="type of the weights (default: as they were saved)"
     )
+    add_trust(parser)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Declares --model, a single one."""
+    parser.add_argument("--model", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub")
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Declares --trust-remote-code."""
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run code that comes with the model; only if you trust it"
     )

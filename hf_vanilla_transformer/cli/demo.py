@@ -5,7 +5,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from . import explain
-from .arguments import add_compute_type, add_host, add_loading_arguments, in_url, is_this_machine, port_number
+from .arguments import (
+    add_compute_type,
+    add_host,
+    add_loading_arguments,
+    add_model,
+    in_url,
+    is_this_machine,
+    port_number,
+)
 from .models import check_model_name, import_extra, load_translator
 from .output import UsageError, warn
 
@@ -13,7 +21,7 @@ from .output import UsageError, warn
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Show a page to try a model in the browser."""
     parser.epilog = "The page needs no network and stores nothing. Without --host, only this machine can reach it."
-    parser.add_argument("--model", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub")
+    add_model(parser)
     parser.add_argument(
         "--example", nargs="+", action="extend", default=[], metavar="TEXT", help="texts to choose from"
     )

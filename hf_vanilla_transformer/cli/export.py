@@ -1,14 +1,13 @@
 """`vanilla-transformer export`."""
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..checkpoints.files import check_new_folder
 from ..errors import first_line, install
 from ..interop.export import export, writer_of
+from .arguments import add_trust
 from .models import check_model_name, loading, set_up_transformers
-from .output import UsageError, show
+from .output import UsageError, check_output_folder, show
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --to stock: also ONNX graphs, in float32 and in 8 bits, that transformers.js opens in a browser",
     )
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run code that comes with the model; only if you trust it"
-    )
+    add_trust(parser)
     parser.set_defaults(run=_export)
 
 
@@ -61,10 +58,7 @@ def _export(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--quantization is for --to ctranslate2, not {arguments.to}; leave it out")
     if arguments.onnx and arguments.to != "stock":
         raise UsageError(f"--onnx is for --to stock, not {arguments.to}; leave it out")
-    try:
-        check_new_folder(Path(arguments.output))
-    except OSError as error:
-        raise UsageError(str(error)) from error
+    check_output_folder(arguments.output)
     check_model_name(arguments.model)
     with loading():
         set_up_transformers()

@@ -55,6 +55,20 @@ def check_output(option: str, name: str, overwrite: bool, taken: Sequence[str | 
         raise UsageError(f"{option} {name} exists; give another file, or --overwrite to replace it")
 
 
+def check_output_folder(name: str, hint: str = "") -> None:
+    """Checks, before any work is done, that a new folder can be written; errors end with the hint.
+
+    Raises:
+        UsageError: There is something of that name, or no folder to put it in.
+    """
+    from ..checkpoints.files import check_new_folder
+
+    try:
+        check_new_folder(Path(name))
+    except OSError as error:
+        raise UsageError(f"{error}{hint}") from error
+
+
 def warn(message: str) -> None:
     """Prints a warning to standard error, above the progress bar if there is one."""
     from tqdm import tqdm

@@ -289,8 +289,8 @@ def test_ctranslate2_does_the_same_work(size, tmp_path):
     folder = decoding.convert_to_ctranslate2(tmp_path / "marian", tmp_path, "float32")
     peer = CTranslate2Translator(folder, tmp_path / "marian" / "vocab.json", "float32", 1)
     for case in cases:
-        job = decoding.workload_of(case)
-        assert peer.run(job).outputs == found.run(job).outputs
+        workload = decoding.workload_of(case)
+        assert peer.run(workload).outputs == found.run(workload).outputs
 
 
 def uniform_batch(sentences, source_length, target_length):

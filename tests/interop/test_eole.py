@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_reference import Reference, assert_same
+from plain_reference import Reference, assert_same, random_weights
 from safetensors.torch import save_file
 
 from hf_vanilla_transformer import cli
@@ -33,26 +33,12 @@ MODEL = {
 
 def weights(biased: bool = False, tied: str = "none") -> dict[str, torch.Tensor]:
     """Random weights in Eole's layout."""
-    tensors = {}
-
-    def module(name: str, *shape: int, bias: bool = True) -> None:
-        tensors[f"{name}.weight"] = torch.randn(*shape) * 0.6 + (1 if len(shape) == 1 else 0)
-        if bias:
-            tensors[f"{name}.bias"] = torch.randn(shape[0])
-
-    module(ROLES["source"], len(WORDS["src"]), WIDTH, bias=False)
-    if tied != "all":
-        module(ROLES["target"], len(WORDS["tgt"]), WIDTH, bias=False)
-    for stack in LAYERS:
-        module(f"{stack}.layer_norm", WIDTH)
-    for stack, layer in ((stack, ROLES[stack].format(n)) for stack, number in LAYERS.items() for n in range(number)):
-        attentions = ("self_attn", "context_attn")[: 1 + (stack == "decoder")]
-        for name in (f"{layer}.{attention}.{part}" for attention in attentions for part in ROLES["attention"]):
-            module(name, WIDTH, WIDTH, bias=biased)
-        module(f"{layer}.mlp.gate_up_proj", INNER, WIDTH, bias=biased)
-        module(f"{layer}.mlp.down_proj", WIDTH, INNER, bias=biased)
-        for norm in ROLES[f"{stack}_norms"]:
-            module(f"{layer}.{norm}", WIDTH)
+    sides = [len(words) for words in WORDS.values()]
+    tensors = random_weights(
+        ROLES, sides, WIDTH, (INNER, INNER), (*LAYERS.values(),), attention_bias=biased, ffn_bias=biased
+    )
+    if tied == "all":
+        del tensors[f"{ROLES['target']}.weight"]
     for number in range(LAYERS["decoder"]):
         tensors[f"{ROLES['decoder'].format(number)}.layer_scalar"] = torch.ones(1)
     rows = len(WORDS["src" if tied == "all" else "tgt"])

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_reference import Reference
+from plain_reference import Reference, random_weights
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli
@@ -19,7 +19,6 @@ D, FFN, WORDS, TARGET_WORDS, POSITIONS = 12, {"encoder": 10, "decoder": 14}, 17,
 LAYERS, HEADS = {"encoder": 2, "decoder": 3}, {"encoder": 2, "decoder": 3}
 PAD, END = 1, 2
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
-ATTENTIONS = {"encoder": ["self_attn"], "decoder": ["self_attn", "encoder_attn"]}
 
 CASES = {
     "iwslt": {},
@@ -59,28 +58,18 @@ def tensors(case):
     """Random tensors with fairseq's names of today."""
     torch.manual_seed(5)
     random = lambda *shape: torch.randn(shape) * 0.4  # noqa: E731
-    shared = case.get("share_all_embeddings")
-    source = random(WORDS, D)
-    target = source if shared else random(TARGET_WORDS, D)
-    is_tied = shared or case.get("share_decoder_input_output_embed")
-    state = {"encoder.embed_tokens.weight": source, "decoder.embed_tokens.weight": target}
-    state["decoder.output_projection.weight"] = target if is_tied else random(TARGET_WORDS, D)
-    for stack, layers in LAYERS.items():
+    sizes = ((WORDS, TARGET_WORDS), D, (*FFN.values(),), (*LAYERS.values(),))
+    state = random_weights(ROLES, *sizes, last_norms=case.get("encoder_normalize_before", False))
+    source, target = (f"{ROLES[role]}.weight" for role in ("source", "target"))
+    if case.get("share_all_embeddings"):
+        state[target] = state[source]
+    is_tied = case.get("share_all_embeddings") or case.get("share_decoder_input_output_embed")
+    state[f"{ROLES['output']}.weight"] = state[target] if is_tied else random(TARGET_WORDS, D)
+    for stack in LAYERS:
         state[f"{stack}.version"] = torch.tensor([3.0])
         state[f"{stack}.embed_positions._float_tensor"] = torch.zeros(1)
         if case.get("encoder_learned_pos"):
             state[f"{stack}.embed_positions.weight"] = random(POSITIONS + PAD + 1, D)
-        for number in range(layers):
-            place = f"{stack}.layers.{number}."
-            inner = FFN[stack]
-            parts = [f"{attention}.{part}" for attention in ATTENTIONS[stack] for part in PROJECTIONS]
-            maps = {**dict.fromkeys(parts, (D, D)), "fc1": (inner, D), "fc2": (D, inner)}
-            for name, (rows, columns) in maps.items():
-                state |= {f"{place}{name}.weight": random(rows, columns), f"{place}{name}.bias": random(rows)}
-            for norm in ROLES[f"{stack}_norms"]:
-                state |= {f"{place}{norm}.weight": random(D) + 1, f"{place}{norm}.bias": random(D)}
-        if case.get("encoder_normalize_before"):
-            state |= {f"{stack}.layer_norm.{kind}": random(D) + (kind == "weight") for kind in ("weight", "bias")}
     return state
 
 

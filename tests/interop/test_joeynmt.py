@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from plain_reference import Reference, assert_same
+from plain_reference import Reference, assert_same, random_weights
 from transformers import AutoTokenizer
 
 from hf_vanilla_transformer.interop import joeynmt
@@ -37,26 +37,9 @@ def settings(layer_norm="post", scale=True, activation="relu", **testing):
 
 
 def weights(pre):
-    tensors = {}
-
-    def module(name, *shape, bias=True):
-        tensors[f"{name}.weight"] = torch.randn(*shape) * 0.6 + (1 if len(shape) == 1 else 0)
-        if bias:
-            tensors[f"{name}.bias"] = torch.randn(shape[0])
-
-    for role, side in (("source", "src"), ("target", "trg"), ("output", "trg")):
-        module(ROLES[role], len(TOKENS[side]), WIDTH, bias=False)
-    for i, (stack, attentions) in enumerate({"encoder": ROLES["own"][:1], "decoder": ("trg_trg_att", "src_trg_att")}.items()):  # fmt: skip  # noqa: E501
-        if pre:
-            module(f"{stack}.layer_norm", WIDTH)
-        for layer in (ROLES[stack].format(number) for number in range(LAYERS[i])):
-            for name in (f"{attention}.{part}" for attention in attentions for part in ROLES["attention"]):
-                module(f"{layer}.{name}", WIDTH, WIDTH)
-            module(f"{layer}.{ROLES['feed_forward'][0]}", INNER[i], WIDTH)
-            module(f"{layer}.{ROLES['feed_forward'][1]}", WIDTH, INNER[i])
-            for norm in ROLES[f"{stack}_norms"]:
-                module(f"{layer}.{norm}", WIDTH)
-    return tensors
+    rows = [len(tokens) for tokens in TOKENS.values()]
+    tensors = random_weights(ROLES, rows, WIDTH, INNER, LAYERS, last_norms=pre)
+    return tensors | {f"{ROLES['output']}.weight": torch.randn(rows[1], WIDTH) * 0.6}
 
 
 def write(folder, config, tensors, tokens=TOKENS, **more):

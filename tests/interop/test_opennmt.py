@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_reference import Reference, assert_same
+from plain_reference import Reference, assert_same, random_weights
 from safetensors.torch import save_file
 
 from hf_vanilla_transformer import Translator
@@ -43,26 +43,9 @@ def options(**changes):
 
 def checkpoint(*, biased=False, vocabulary=VOCABULARY, **changes):
     """Random weights in OpenNMT-py's layout."""
-    tensors = {}
-
-    def module(name, *shape, bias=True, gain=0.6):
-        tensors[f"{name}.weight"] = torch.randn(*shape) * gain + (1 if len(shape) == 1 else 0)
-        if bias:
-            tensors[f"{name}.bias"] = torch.randn(shape[0])
-
-    for side, stack in (("src", "encoder"), ("tgt", "decoder")):
-        module(f"{stack}.{LUT}", len(vocabulary[side]), WIDTH, bias=False)
-        module(f"{stack}.layer_norm", WIDTH)
-    for stack, number, attentions in (("encoder", ENCODER, ["self_attn"]), ("decoder", DECODER, ["self_attn", "context_attn"])):  # fmt: skip  # noqa: E501
-        for layer in (ROLES[stack].format(i) for i in range(number)):
-            for attention in attentions:
-                for part in ROLES["attention"]:
-                    module(f"{layer}.{attention}.{part}", WIDTH, WIDTH, bias=biased)
-            module(f"{layer}.feed_forward.w_1", INNER, WIDTH)
-            module(f"{layer}.feed_forward.w_2", WIDTH, INNER)
-            for norm in ROLES[f"{stack}_norms"]:
-                module(f"{layer}.{norm}", WIDTH)
-    output = {"weight": torch.randn(len(vocabulary["tgt"]), WIDTH), "bias": torch.randn(len(vocabulary["tgt"]))}
+    rows = [len(vocabulary[side]) for side in ("src", "tgt")]
+    tensors = random_weights(ROLES, rows, WIDTH, (INNER, INNER), (ENCODER, DECODER), attention_bias=biased)
+    output = {"weight": torch.randn(rows[1], WIDTH), "bias": torch.randn(rows[1])}
     return {
         "model": tensors,
         "generator": output,
