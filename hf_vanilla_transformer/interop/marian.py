@@ -30,6 +30,7 @@ from ..checkpoints.loading import (
     tokenizer_fingerprint,
     without_advice,
 )
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
 from ..hub.model_card import CARD, load_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -71,10 +72,6 @@ NAMES_THERE = {
 }
 # The classes of tokenizers that are a tokenizer.json.
 TOKENIZER_FILES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-# Systems that look alike, and why their models can't be opened.
-REFUSED = {
-    "vanilla_transformer": "it is a model of this package already; load it as it is",
-}
 
 
 def from_marian(
@@ -197,8 +194,9 @@ def _load(source: str, folder: Path, with_tokenizer: bool) -> tuple[VanillaTrans
     try:
         system = read_json(folder / "config.json").get("model_type")
         if system not in FIXED_FIELDS:
-            reason = REFUSED.get(str(system), "it is not of Marian's architecture")
-            raise ConversionError(f"{folder} has a model of the type {system!r}: {reason}")
+            is_own = system == VanillaTransformerConfig.model_type
+            reason = "a model of this package already; load it as it is" if is_own else "not of Marian's architecture"
+            raise ConversionError(f"{folder} has a model of the type {system!r}: it is {reason}")
         tokenizer, marian = _tokenizer(folder, system) if with_tokenizer else None, load_model(folder)
         model = _build(marian.config, marian.state_dict(), marian.generation_config)
         if tokenizer is not None:

@@ -201,7 +201,6 @@ def test_tokenizers_that_javascript_reads_otherwise_are_refused(tmp_path):
     ("fields", "largest", "message"),
     [
         ({"position_encoding": "fairseq"}, None, "transformers.js has no FSMT"),
-        ({"position_encoding": "learned"}, None, "no class of transformers has norm_position 'post'"),
         ({}, 4_000, "its weights have more than 4,000 bytes"),
     ],
 )
