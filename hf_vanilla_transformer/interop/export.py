@@ -33,7 +33,7 @@ def export(
     """Writes a model in another system's format, as `vanilla-transformer export` does.
 
     Args:
-        model: A model of this package, without the engine; `from_marian` makes one of a Marian model.
+        model: A model of this package, such as that of a `Translator`; `from_marian` makes one of a Marian model.
         output: The folder to write. It appears when it is complete, and may exist if it is empty.
         to: The format: "ctranslate2", "onnx" (for onnxruntime), "stock" (a class of transformers' own),
             "transformers_js" (the same, with graphs for the browser) or "torch" (`torch.nn.Transformer`'s state dict).

@@ -272,9 +272,9 @@ def _sizes(theirs: _NamedTensors) -> dict[str, Any]:
 
 def _head_dims(fields: Mapping[str, Any], rows: Callable[[str], int]) -> dict[str, int]:
     """Returns d_k and d_v where these aren't d_model / h, and aren't given, as where one tensor has unlike maps."""
-    found = {name: fields.get(name) for name in ("head_dim", "value_head_dim")}
-    if None not in found.values():
+    if None not in (fields.get("head_dim"), fields.get("value_head_dim")):
         return {}
+    found: dict[str, int] = {}
     widths = set()
     for stack in STACKS:
         heads = fields[f"{stack}_attention_heads"]
