@@ -171,6 +171,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         loading = time.perf_counter() - begun
         measures = measures or _measures(arguments, translator, sources, references)
         rows += _rows(arguments, group, translator, sources, references, measures, loading)
+        del translator  # before the next one is loaded
     if arguments.significance and measures:
         _compare(rows, measures, sources, references)
     try:
@@ -266,9 +267,8 @@ def _measures(
             check_resampling(len(kept))
         bleu = [name for name in measures.names if name in BLEU_KINDS.values()]
         alone = measure(bleu, [own[0] for own in kept], kept, **measures.how)
-    for problem in filter(None, map(why_unmeasurable, alone.values())):
+    if problem := next(filter(None, map(why_unmeasurable, alone.values())), None):
         warn(problem)
-        break
     return measures
 
 
