@@ -23,6 +23,7 @@ class Workload(NamedTuple):
     is_forced: bool = False  # whether all translations are as long
     batch_tokens: int = 0  # of CTranslate2's own batches; 0: those above
     parallel: int = 1  # batches that CTranslate2 translates at the same time
+    options: dict[str, Any] | None = None  # more of CTranslate2's
 
 
 class TransformersTranslator:
@@ -91,13 +92,15 @@ class TransformersTranslator:
 
 
 class CTranslate2Translator:
-    """CTranslate2 with Marian's weights; `vocabulary` is a JSON file: word -> token id."""
+    """A program that calls CTranslate2, with token ids; `ids` has those of its words, or is a JSON file with them."""
 
-    def __init__(self, folder: Path, vocabulary: Path, compute_type: str, threads: int, device: str = "cpu") -> None:
+    def __init__(
+        self, folder: Path, ids: dict[str, int] | Path, compute_type: str, threads: int, device: str = "cpu"
+    ) -> None:
         self.library: Any = import_module("ctranslate2")
         self.settings = {"model_path": str(folder), "device": device, "compute_type": compute_type}
         self.threads = threads
-        self.ids: dict[str, int] = json.loads(vocabulary.read_text(encoding="utf-8"))
+        self.ids: dict[str, int] = ids if isinstance(ids, dict) else json.loads(ids.read_text(encoding="utf-8"))
         self.words = {number: word for word, number in self.ids.items()}
         self._load(1)
 
@@ -111,6 +114,7 @@ class CTranslate2Translator:
             self._load(workload.parallel)
         lines = [[[self.words[number] for number in ids] for ids in batch] for batch in workload.batches]
         options: dict[str, Any] = {"beam_size": workload.beams, "max_decoding_length": workload.longest}
+        options |= workload.options or {}
         if workload.is_forced:
             options["min_decoding_length"] = workload.longest
         else:  # it counts words without the end of sentence, and Marian always ends with one

@@ -70,7 +70,7 @@ def draw_lengths() -> tuple[Ints, Ints]:
 
 
 @dataclass(frozen=True)
-class Batch:
+class SentencePairs:
     """Sentence pairs of random token ids; targets are for training."""
 
     sources: list[list[int]]
@@ -90,7 +90,7 @@ class Case:
     """Batches that are timed, one after the other, as `name`: `beams` and `new_tokens` of decoding, or of training."""
 
     name: str
-    batches: tuple[Batch, ...]
+    batches: tuple[SentencePairs, ...]
     beams: int = 0
     new_tokens: int = 0
 
@@ -121,7 +121,7 @@ class Case:
         return float(6 * (of_source * source.sum() + of_target * target.sum()) + 12 * d * attention)
 
 
-def training_batches(size: Size, tokens: int, count: int) -> tuple[Batch, ...]:
+def training_batches(size: Size, tokens: int, count: int) -> tuple[SentencePairs, ...]:
     """Makes batches of sentences of similar length with about `tokens` target tokens, in random order.
 
     Raises:
@@ -135,7 +135,7 @@ def training_batches(size: Size, tokens: int, count: int) -> tuple[Batch, ...]:
     return _batches(source, target, chosen, size)
 
 
-def decoding_batches(size: Size, sentences: int, count: int) -> tuple[Batch, ...]:
+def decoding_batches(size: Size, sentences: int, count: int) -> tuple[SentencePairs, ...]:
     """Makes batches of consecutive sentences of a test set sorted by length."""
     source, target = (side[:TEST_SENTENCES] for side in draw_lengths())
     order = np.argsort(source, kind="stable")
@@ -143,13 +143,13 @@ def decoding_batches(size: Size, sentences: int, count: int) -> tuple[Batch, ...
     return _batches(source, target, [order[start : start + sentences] for start in starts], size)
 
 
-def _batches(source: Ints, target: Ints, places: Iterable[Ints | list[int]], size: Size) -> tuple[Batch, ...]:
+def _batches(source: Ints, target: Ints, places: Iterable[Ints | list[int]], size: Size) -> tuple[SentencePairs, ...]:
     random = np.random.default_rng(SEED)
 
     def sentences(lengths: Ints) -> list[list[int]]:
         return [random.integers(FIRST_WORD, size.pad, size=length).tolist() for length in lengths]
 
-    return tuple(Batch(sentences(source[some]), sentences(target[some])) for some in places)
+    return tuple(SentencePairs(sentences(source[some]), sentences(target[some])) for some in places)
 
 
 def synchronize(device: str) -> None:

@@ -26,6 +26,8 @@ __all__ = [
     "VanillaTransformerTrainer",
     "VanillaTransformerTrainingArguments",
     "__version__",
+    "evaluate",
+    "export",
     "from_marian",
     "register",
 ]
@@ -37,11 +39,14 @@ MODULES = {
     "Translator": "translation.translator",
     "VanillaTransformerTrainer": "training.trainer",
     "VanillaTransformerTrainingArguments": "training.recipe",
+    "evaluate": "translation.evaluation",
+    "export": "interop.export",
     "from_marian": "interop.marian",
 }
 
 if TYPE_CHECKING:
     from .configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
+    from .interop.export import export
     from .interop.marian import from_marian
     from .modeling_vanilla_transformer import (
         VanillaTransformerDecoder,
@@ -55,6 +60,7 @@ if TYPE_CHECKING:
     from .tokenization_vanilla_transformer import VanillaTransformerTokenizer, VanillaTransformerTokenizerFast
     from .training.recipe import VanillaTransformerTrainingArguments
     from .training.trainer import VanillaTransformerTrainer
+    from .translation.evaluation import evaluate
     from .translation.translator import Translator
 
 

@@ -19,15 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ctranslate2
 import torch
 from transformers import AutoTokenizer, MarianConfig, MarianMTModel
 from transformers.utils import logging
 
+from benchmarks.translators import CTranslate2Translator, Workload
 from benchmarks.workers import Entrant, start, take_turns
 from hf_vanilla_transformer import Translator, VanillaTransformerConfig
 
 SIZES = (512, 1_024, 2_048, 4_096, 8_192)  # tokens of a batch, times beams
+TUNED = {"length_penalty": 0.6, "max_input_length": 0, "min_decoding_length": 0}
 SINGLES = 20
 MARIAN_BATCH = 32  # lines
 CONTENDERS = (
@@ -38,38 +39,33 @@ Translate = Callable[[list[str]], object]
 
 
 class Program:
-    """Translates as CTranslate2's documentation shows, with transformers' tokenizer; tuned, with more care."""
+    """Calls CTranslate2 as its documentation shows, with transformers' tokenizer; tuned, with more care."""
 
     def __init__(self, options: argparse.Namespace, compute_type: str, is_tuned: bool) -> None:
-        self.options, self.is_tuned, self.size = options, is_tuned, SIZES[0]
-        self.tokenizer = AutoTokenizer.from_pretrained(options.exported)
+        self.is_tuned, self.tokenizer = is_tuned, AutoTokenizer.from_pretrained(options.exported)
         names = json.loads((options.exported / "shared_vocabulary.json").read_text(encoding="utf-8"))
-        self.ids = {token: number for number, token in enumerate(names)}
-        shape = {"inter_threads": options.threads, "intra_threads": 1} if is_tuned else {}
-        self.translator = ctranslate2.Translator(str(options.exported), compute_type=compute_type, **shape)
+        ids = {token: number for number, token in enumerate(names)}
+        self.program = CTranslate2Translator(options.exported, ids, compute_type, options.threads)
+        self.workload = Workload([], options.num_beams, (options.max_new_tokens or 100) + 1)
+        if is_tuned:
+            self.workload = self.workload._replace(parallel=options.threads, options=TUNED)
 
     def __call__(self, lines: list[str]) -> list[str]:
         """Translates lines."""
-        more: dict[str, Any] = {"max_decoding_length": self.options.max_new_tokens or 100}
+        backend = self.tokenizer.backend_tokenizer
+        rows = [one.ids for one in backend.encode_batch(lines)] if self.is_tuned else map(self.tokenizer.encode, lines)
+        found = self.program.run(self.workload._replace(batches=[list(rows)])).outputs or []
         if self.is_tuned:
-            backend = self.tokenizer.backend_tokenizer
-            tokens = [one.tokens for one in backend.encode_batch(lines)]
-            more |= {"max_batch_size": max(self.size // self.options.num_beams, 1), "batch_type": "tokens"}
-            more |= {"length_penalty": 0.6, "max_input_length": 0, "min_decoding_length": 0}
-        else:
-            tokens = [self.tokenizer.convert_ids_to_tokens(self.tokenizer.encode(line)) for line in lines]
-        results = self.translator.translate_batch(tokens, beam_size=self.options.num_beams, **more)
-        rows = [[self.ids[token] for token in one.hypotheses[0]] for one in results]
-        if self.is_tuned:
-            return backend.decode_batch(rows)
-        return [self.tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+            return backend.decode_batch(found)
+        return [self.tokenizer.decode(row, skip_special_tokens=True) for row in found]
 
     def tune(self, lines: list[str]) -> None:
         """Chooses the size of batches."""
-        seconds = {}
-        for self.size in SIZES:
-            seconds[self.size] = _seconds(self, lines)
-        self.size = min(seconds, key=lambda size: seconds[size])
+        timed = []
+        for size in SIZES:
+            self.workload = self.workload._replace(batch_tokens=max(size // self.workload.beams, 1))
+            timed.append((_seconds(self, lines), self.workload))
+        self.workload = min(timed, key=lambda one: one[0])[1]
 
 
 class Contender:

@@ -7,6 +7,7 @@ import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 # The libraries read these once, when they are imported, so they are set before anything else is.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -97,17 +98,33 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Result(NamedTuple):
+    """What a command left: its exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line of an error; fails if there is more, a traceback for instance."""
+        lines = [line for line in self.err.splitlines() if line.startswith("vanilla-transformer: error: ")]
+        assert "Traceback" not in self.err, self.err
+        assert len(lines) == 1, self.err
+        return lines[0]
+
+
 @pytest.fixture
-def vanilla_transformer(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def vanilla_transformer(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     """Runs `vanilla-transformer ARGUMENTS` in this process: its exit code, output and errors."""
     from hf_vanilla_transformer import cli
 
-    def run(*arguments: object) -> tuple[int, str, str]:
+    def run(*arguments: object) -> Result:
         capsys.readouterr()  # what was printed before
         try:
             code = cli.main([str(argument) for argument in arguments])
         except SystemExit as end:  # of argparse
             code = int(end.code or 0)
-        return code, *capsys.readouterr()
+        return Result(code, *capsys.readouterr())
 
     return run

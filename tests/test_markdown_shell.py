@@ -153,7 +153,7 @@ def annotated_transformer(mapping: Path) -> dict[str, torch.Tensor]:
     """A state dict with the names of The Annotated Transformer, of the sizes and tokens of docs/interop.md."""
     from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
     from hf_vanilla_transformer.interop.layout import to_tensors
-    from hf_vanilla_transformer.interop.mapping import read_mapping
+    from hf_vanilla_transformer.interop.state_dict import read_mapping
     from hf_vanilla_transformer.modeling_vanilla_transformer import sinusoidal_table
 
     sizes = {"d_model": 16, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "encoder_layers": 2, "decoder_layers": 2}

@@ -20,7 +20,8 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..errors import did_you_mean, first_line, is_out_of_memory, printable
 from . import average, card, convert, demo, evaluate, explain, export, info, plot, push, score, serve, train, translate
-from .common import PROGRAM, UsageError, add_debug
+from .arguments import add_debug
+from .output import PROGRAM, UsageError
 
 EXIT_FAILURE = 1
 EXIT_WRONG_USE = 2

@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from .common import UsageError, positive, show
+from .arguments import positive
+from .output import UsageError, show
 
 LAST = 5  # the paper's base model; 20 for its big one
 

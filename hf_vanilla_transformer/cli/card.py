@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import UsageError, show
+from .output import UsageError, show
 
 if TYPE_CHECKING:
     from ..hub.model_card import RunFacts

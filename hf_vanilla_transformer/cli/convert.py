@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .common import UsageError, loading, set_up_transformers, show
+from .models import loading, set_up_transformers
+from .output import UsageError, check_output_folder, show
 
 SYSTEMS = {
     "marian": "Marian as in transformers, such as Helsinki-NLP/opus-mt-en-de",
@@ -64,13 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _convert(arguments: argparse.Namespace) -> None:
     """Converts and says where the result is."""
-    from ..checkpoints.files import check_new_folder
     from ..data.hub_names import check_model_on_hub
 
-    try:
-        check_new_folder(Path(arguments.output))
-    except OSError as error:
-        raise UsageError(str(error)) from error
+    check_output_folder(arguments.output)
     is_local = Path(arguments.source).exists()
     if not is_local and (arguments.system not in (None, "marian") or arguments.mapping):
         raise UsageError(f"there is no file or folder {arguments.source}")

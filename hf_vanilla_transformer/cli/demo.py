@@ -1,30 +1,27 @@
 """`vanilla-transformer demo`."""
 
 import argparse
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 from . import explain
-from .common import (
-    PROGRAM,
-    UsageError,
+from .arguments import (
     add_compute_type,
     add_host,
     add_loading_arguments,
-    check_model_name,
-    import_extra,
+    add_model,
     in_url,
     is_this_machine,
-    load_translator,
     port_number,
 )
+from .models import check_model_name, import_extra, load_translator
+from .output import UsageError, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Show a page to try a model in the browser."""
     parser.epilog = "The page needs no network and stores nothing. Without --host, only this machine can reach it."
-    parser.add_argument("--model", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub")
+    add_model(parser)
     parser.add_argument(
         "--example", nargs="+", action="extend", default=[], metavar="TEXT", help="texts to choose from"
     )
@@ -60,8 +57,8 @@ def _demo(arguments: argparse.Namespace) -> None:
     if kind_of(name) is Kind.CTRANSLATE2:
         raise UsageError(f"{name} was exported, and the page shows attention weights; give --model the model itself")
     if not is_this_machine(host):
-        warning = "every computer that reaches this machine can use the page; without --host, only its own users can"
-        print(f"{PROGRAM}: warning: --host {host}: {warning}", file=sys.stderr)
+        reach = "every computer that reaches this machine can use the page; without --host, only its own users can"
+        warn(f"--host {host}: {reach}")
     page = demo.build_page(load_translator(name, arguments), arguments.example, _language(name))
     try:
         address = demo.start(page, in_url(host), port)

@@ -5,10 +5,8 @@ import itertools
 import json
 import math
 import platform
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,35 +14,21 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..checkpoints.files import write_text
 from ..errors import first_line
-from .common import (
-    LANGUAGES,
-    PROGRAM,
-    UsageError,
-    add_decoding_arguments,
-    add_language_arguments,
-    check_model_name,
-    check_output,
-    decoding_errors,
-    decoding_options,
-    load_ensemble,
-    positive,
-    read_parallel,
-    say_written,
-    show,
-    table,
-    warning_of_line,
-)
+from .arguments import LANGUAGES, add_decoding_arguments, add_language_arguments, positive
+from .lines import read_parallel
+from .models import check_model_name, decoding_errors, decoding_options, load_ensemble
+from .output import UsageError, check_output, say_written, show, table, warn, warn_of_line
 
 if TYPE_CHECKING:
     from ..metrics import Comparison, Score
     from ..translation.backend import Backend
+    from ..translation.evaluation import EvaluationResult, Measures
     from ..translation.scoring import Likelihood
+    from ..translation.translator import Translator
 
 PACKAGES = ("torch", "transformers", "sacrebleu")
 LABELS = {"num_beams": "beam", "length_penalty": "alpha"}  # of rows that differ by the search
 BLEU_KINDS = {"sacrebleu": "bleu", "multi30k": "bleu_multi30k", "compound-split": "bleu_compound_split"}
-MEASURES = (*BLEU_KINDS.values(), "chrf", "exact_match", "wer", "ser", "cer")  # of metrics, which takes long to import
-TOP = (1, 3, 5, 10, 20, 50)  # of n-best lists
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,11 +80,12 @@ def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics",
         nargs="+",
-        choices=MEASURES,
+        type=_measure,
         default=[],
         metavar="NAME",
-        help=f"of {', '.join(MEASURES)} (default: bleu and chrf; with a tokenizer of words or characters, exact_match "
-        "and ser). wer: the rest of exact_match; ser, cer: errors per symbol, per character",
+        help="of bleu, bleu_multi30k, bleu_compound_split, chrf, exact_match, wer, ser, cer (default: bleu and chrf; "
+        "with a tokenizer of words or characters, exact_match and ser). wer: the rest of exact_match; ser, cer: errors "
+        "per symbol, per character",
     )
     parser.add_argument(
         "--n-best",
@@ -132,6 +117,14 @@ def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _measure(text: str) -> str:
+    from ..metrics import MEASURES  # it takes half a second
+
+    if text not in MEASURES:
+        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(map(repr, MEASURES))})")
+    return text
+
+
 def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write scores, signatures and settings there")
     parser.add_argument("--output", metavar="FILE", help="write the translations there, one per line")
@@ -139,22 +132,22 @@ def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass
-class _Result:
-    """The scores and speeds of one model, or of one ensemble."""
+class _Row:
+    """One model or one ensemble, with one search."""
 
+    name: str
     models: list[str]
-    scores: "dict[str, Score]"  # by measures
-    num_sentences: int
+    result: "EvaluationResult"
+    seconds: dict[str, float]  # of loading, scoring and decoding
     likelihood: "Likelihood"
-    translations: list[str]
-    num_output_tokens: int
-    seconds: dict[str, float]  # of loading, decoding, scoring
     decoding: dict[str, Any]
-    name: str  # of the row
     comparisons: "list[Comparison]" = field(default_factory=list)  # with the first row
 
-    def per_second(self, count: int) -> float:
-        return count / self.seconds["decoding"]
+    @property
+    def speeds(self) -> tuple[float, float]:
+        """Sentences and tokens per second."""
+        counts = len(self.result.translations), self.result.num_output_tokens
+        return counts[0] / self.seconds["decoding"], counts[1] / self.seconds["decoding"]
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
@@ -164,20 +157,27 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     _check_models(arguments)
     sources, references = _read(arguments)
     _check_outputs(arguments)
-    measuring = _Measuring(arguments, sources, references)
     try:
-        measuring.check()
+        _check_measures(arguments, len(sources))
     except (ValueError, ImportError, RuntimeError) as error:
         raise UsageError(first_line(error)) from error
 
     groups = [arguments.model] if arguments.ensemble else [[name] for name in arguments.model]
-    results = [row for group in groups for row in _results(arguments, group, sources, references, measuring)]
-    if arguments.significance:
-        measuring.compare(results)
+    rows: list[_Row] = []
+    measures = None
+    for group in groups:
+        begun = time.perf_counter()
+        translator = load_ensemble(group, arguments)
+        loading = time.perf_counter() - begun
+        measures = measures or _measures(arguments, translator, sources, references)
+        rows += _rows(arguments, group, translator, sources, references, measures, loading)
+        del translator  # before the next one is loaded
+    if arguments.significance and measures:
+        _compare(rows, measures, sources, references)
     try:
-        show(_report(results))
+        show(_report(rows))
     finally:  # even if the report can't be printed
-        _write(arguments, results)
+        _write(arguments, rows)
     say_written(arguments.output, arguments.json)
 
 
@@ -233,152 +233,102 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
             taken.append(name)
 
 
-def _results(
+# ---- Measures ----
+def _given(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Returns the measures that are named, by --bleu and --metrics."""
+    return tuple(dict.fromkeys([*(BLEU_KINDS[kind] for kind in arguments.bleu), *arguments.metrics]))
+
+
+def _check_measures(arguments: argparse.Namespace, count: int) -> None:
+    """Raises an error, before a model is loaded, for measures that aren't available."""
+    from ..metrics import check_resampling, measure
+
+    names = _given(arguments) or ("bleu",)
+    measure(names, ["a"], ["a"], tokenize=arguments.tokenize, lowercase=arguments.lowercase)
+    if arguments.significance:
+        check_resampling(count)
+
+
+def _measures(
+    arguments: argparse.Namespace, translator: "Translator", sources: list[str], references: list[list[str]]
+) -> "Measures":
+    """Chooses what is still open by the first model's tokenizer, and warns of BLEU that can only be 0."""
+    from ..data.symbols import default_measures
+    from ..metrics import check_resampling, measure, why_unmeasurable
+    from ..translation.evaluation import Measures
+
+    names = _given(arguments)
+    with decoding_errors():
+        if not arguments.metrics:
+            names += tuple(one for one in default_measures(translator.tokenizer) if not (names and one == "bleu"))
+        measures = Measures.of(translator.tokenizer, names, tokenize=arguments.tokenize, lowercase=arguments.lowercase)
+        _, kept = measures.lines(sources, references)
+        if arguments.significance:
+            check_resampling(len(kept))
+        bleu = [name for name in measures.names if name in BLEU_KINDS.values()]
+        alone = measure(bleu, [own[0] for own in kept], kept, **measures.how)
+    if problem := next(filter(None, map(why_unmeasurable, alone.values())), None):
+        warn(problem)
+    return measures
+
+
+def _compare(rows: list[_Row], measures: "Measures", sources: list[str], references: list[list[str]]) -> None:
+    """Tests whether each row but the first differs from the first by more than chance."""
+    from ..metrics import paired_bootstrap
+
+    places, kept = measures.lines(sources, references)
+    systems = [[row.result.translations[place] for place in places] for row in rows]
+    comparisons = paired_bootstrap(systems, kept, names=measures.names, **measures.how)
+    for row, own in zip(rows[1:], comparisons, strict=True):
+        row.comparisons = own
+
+
+# ---- Models ----
+def _rows(
     arguments: argparse.Namespace,
     names: list[str],
+    translator: "Translator",
     sources: list[str],
     references: list[list[str]],
-    measuring: "_Measuring",
-) -> list[_Result]:
-    """Loads a model or an ensemble, computes its perplexity, translates by each search, and scores."""
-    from ..translation.decoding import decode, source_limit
-    from ..translation.scoring import score_targets
+    measures: "Measures",
+    loading: float,
+) -> list[_Row]:
+    """Evaluates a model or an ensemble by each search; its perplexity is computed once."""
+    from ..translation.decoding import source_limit
+    from ..translation.evaluation import evaluate
 
-    begun = time.perf_counter()
-    tokenizer, model = load_ensemble(names, arguments)
-    seconds = {"loading": time.perf_counter() - begun}
-    with decoding_errors():
-        measuring.fit(tokenizer)
+    model = translator.decodes_with
     searches = _searches(arguments)
     options = [decoding_options(argparse.Namespace(**vars(arguments) | one), model) for one in searches]
-    limit = source_limit(model, arguments.max_source_tokens, tokenizer)
-    languages = {name: getattr(arguments, name) for name in LANGUAGES}
+    limit = source_limit(model, arguments.max_source_tokens, translator.tokenizer)
     limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
-    results = []
+    rows: list[_Row] = []
     with decoding_errors():
         settings = [{**_settings(model, one), **limits, "max_source_tokens": limit} for one in options]
-        with _timed("scoring", len(sources), seconds) as progress:
-            likelihood = score_targets(
-                model,
-                tokenizer,
-                sources,
-                [own[0] for own in references],
-                **languages,
-                batch_size=arguments.batch_size,
-                max_tokens=arguments.max_source_tokens,
-                progress=progress.update,
-                on_omission=lambda index: _warn(index, limit, "it is left out of the perplexity"),
-            )
         for search, one, setting in zip(searches, options, settings, strict=True):
-            with _timed("decoding", len(sources), seconds) as progress:
-                hypotheses = decode(
-                    model,
-                    tokenizer,
-                    sources,
-                    **languages,
-                    **limits,
-                    max_source_tokens=arguments.max_source_tokens,
-                    n_best=arguments.n_best,
-                    unknown=arguments.unknown,
-                    progress=progress.update,
-                    on_division=lambda index, count: _warn(index, limit, f"it is translated in {count} pieces"),
-                    **one,
-                )
-            texts = [[one.text for one in row] for row in hypotheses]
-            translations = [row[0] for row in texts]
-            scores = measuring.measure(texts)
+            result = evaluate(
+                translator,
+                sources,
+                references,
+                metrics=measures,
+                perplexity=not rows,
+                n_best=arguments.n_best,
+                on_omission=lambda index: _warn(index, limit, "it is left out of the perplexity"),
+                on_division=lambda index, count: _warn(index, limit, f"it is translated in {count} pieces"),
+                **{name: getattr(arguments, name) for name in (*LANGUAGES, "max_source_tokens", "unknown")},
+                **limits,
+                **one,
+            )
             several = (option for option in LABELS if len(getattr(arguments, option) or ()) > 1)
             name = ", ".join([" + ".join(names), *(f"{LABELS[option]} {search[option]:g}" for option in several)])
-            tokens = sum(row[0].num_tokens for row in hypotheses)
-            results.append(
-                _Result(
-                    names, scores, len(measuring.places), likelihood, translations, tokens, dict(seconds), setting, name
-                )
-            )
-    return results
-
-
-@contextmanager
-def _timed(what: str, total: int, seconds: dict[str, float]) -> Iterator[Any]:
-    """Yields a progress bar, shown if standard error is a terminal, and notes how long the work took."""
-    from tqdm import tqdm
-
-    begun = time.perf_counter()
-    with tqdm(desc=what, total=total, unit=" sentences", disable=None, leave=False) as progress:
-        yield progress
-    seconds[what] = time.perf_counter() - begun
+            seconds = {"loading": loading, **(rows[0].seconds if rows else {}), **result.seconds}
+            likelihood = rows[0].likelihood if result.likelihood is None else result.likelihood
+            rows.append(_Row(name, names, result, seconds, likelihood, setting))
+    return rows
 
 
 def _warn(index: int, limit: int, consequence: str) -> None:
-    from tqdm import tqdm
-
-    tqdm.write(warning_of_line(f"line {index + 1}", limit, consequence), file=sys.stderr)
-
-
-class _Measuring:
-    """How hypotheses are measured; of symbols, the references of lines with the same source are references of one."""
-
-    def __init__(self, arguments: argparse.Namespace, sources: list[str], references: list[list[str]]) -> None:
-        self._sources, self._references = sources, references
-        self._most = arguments.n_best or 0  # of the hypotheses in a list
-        self._is_resampled = arguments.significance
-        self.places: Sequence[int] = range(len(sources))  # of the lines that are measured
-        self._kinds = [BLEU_KINDS[kind] for kind in arguments.bleu]
-        self.names = list(dict.fromkeys([*self._kinds, *arguments.metrics]))
-        self._is_chosen = bool(arguments.metrics)
-        self.how: dict[str, Any] = {"tokenize": arguments.tokenize, "lowercase": arguments.lowercase}
-
-    def check(self) -> None:
-        """Raises an error for a measure that isn't available."""
-        from ..metrics import measure
-
-        measure(self.names or ["bleu"], self._sources, self._sources, **self.how)
-        self._check_resampling()
-
-    def _check_resampling(self) -> None:
-        from ..metrics import check_resampling
-
-        if self._is_resampled:
-            check_resampling(len(self._references))
-
-    def fit(self, tokenizer: Any) -> None:
-        """Chooses what is still open by the first model's tokenizer, and warns of BLEU that can only be 0."""
-        from ..data.symbols import default_measures, splits_into_symbols, symbol_splitter
-        from ..metrics import by_source, measure, why_unmeasurable
-
-        if "symbols" in self.how:
-            return
-        if not self._is_chosen:
-            others = [name for name in default_measures(tokenizer) if not (self._kinds and name == "bleu")]
-            self.names = [*self.names, *others]
-        self.how["symbols"] = None
-        if splits_into_symbols(tokenizer):
-            self.how["symbols"] = symbol_splitter(tokenizer)
-            self.places, self._references = by_source(self._sources, self._references)
-            self._check_resampling()
-        bleu = [name for name in self.names if name in BLEU_KINDS.values()]
-        alone = measure(bleu, [own[0] for own in self._references], self._references, **self.how)
-        if problem := next(filter(None, map(why_unmeasurable, alone.values())), None):
-            print(f"{PROGRAM}: warning: {problem}", file=sys.stderr)
-
-    def measure(self, texts: list[list[str]]) -> "dict[str, Score]":
-        """Returns the scores of n-best lists of all lines."""
-        from ..metrics import measure, top_accuracy
-
-        rows = [texts[place] for place in self.places]
-        scores = measure(self.names, [row[0] for row in rows], self._references, **self.how)
-        for count in sorted({*(one for one in TOP if one < self._most), self._most} - {0}):
-            scores[f"top_{count}"] = top_accuracy(rows, self._references, count, symbols=self.how["symbols"])
-        return scores
-
-    def compare(self, results: list[_Result]) -> None:
-        """Tests whether each result but the first differs from the first by more than chance."""
-        from ..metrics import paired_bootstrap
-
-        systems = [[result.translations[place] for place in self.places] for result in results]
-        comparisons = paired_bootstrap(systems, self._references, names=self.names, **self.how)
-        for result, own in zip(results[1:], comparisons, strict=True):
-            result.comparisons = own
+    warn_of_line(f"line {index + 1}", limit, consequence)
 
 
 def _settings(backend: "Backend", options: dict[str, Any]) -> dict[str, Any]:
@@ -394,33 +344,28 @@ def _settings(backend: "Backend", options: dict[str, Any]) -> dict[str, Any]:
 
 
 # ---- Output ----
-def _report(results: Sequence[_Result]) -> str:
+def _report(rows: Sequence[_Row]) -> str:
     """Formats the results: a table, the signatures, and BLEU's details."""
-    titles = {name: _title(name, score) for name, score in results[0].scores.items()}
-    rows = [["model", *titles.values(), "perplexity", "sentences/s", "tokens/s", "loading"]]
-    for result in results:
-        figures = [*(score.value for score in result.scores.values()), result.likelihood.perplexity]
-        speeds = [result.per_second(len(result.translations)), result.per_second(result.num_output_tokens)]
-        shown = [*(f"{figure:.2f}" for figure in figures), *(f"{speed:.1f}" for speed in speeds)]
-        rows.append([result.name, *shown, f"{result.seconds['loading']:.1f} s"])
-    signatures = [f"{titles[name]}: {score.signature}" for name, score in results[0].scores.items()]
-    signatures += [
-        f"perplexity of {name[0]}: without {result.likelihood.num_left_out} pairs that are too long"
-        for result, name in zip(results, rows[1:], strict=True)
-        if result.likelihood.num_left_out
-    ]
-    details = [
-        f"{titles[name]}{f' of {row[0]}' if len(results) > 1 else ''}: {score.details}"
-        for result, row in zip(results, rows[1:], strict=True)
-        for name, score in result.scores.items()
-        if score.details
-    ]
+    titles = {name: _title(name, score) for name, score in rows[0].result.scores.items()}
+    lines = [["model", *titles.values(), "perplexity", "sentences/s", "tokens/s", "loading"]]
+    signatures = [f"{titles[name]}: {score.signature}" for name, score in rows[0].result.scores.items()]
+    details = []
+    for row in rows:
+        figures = [*(score.value for score in row.result.scores.values()), row.likelihood.perplexity]
+        shown = [*(f"{figure:.2f}" for figure in figures), *(f"{speed:.1f}" for speed in row.speeds)]
+        lines.append([row.name, *shown, f"{row.seconds['loading']:.1f} s"])
+        if row.likelihood.num_left_out:
+            left_out = f"without {row.likelihood.num_left_out} pairs that are too long"
+            signatures.append(f"perplexity of {row.name}: {left_out}")
+        of = f" of {row.name}" if len(rows) > 1 else ""
+        scores = row.result.scores.items()
+        details += [f"{titles[name]}{of}: {score.details}" for name, score in scores if score.details]
     details += [
-        f"{one.name} of {result.name}: p = {one.p_value:.3f} against {results[0].name} ({one.signature})"
-        for result in results
-        for one in result.comparisons
+        f"{one.name} of {row.name}: p = {one.p_value:.3f} against {rows[0].name} ({one.signature})"
+        for row in rows
+        for one in row.comparisons
     ]
-    return "\n".join([f"{results[0].num_sentences} sentences", table(rows, align=">"), *signatures, *details])
+    return "\n".join([f"{rows[0].result.num_sentences} sentences", table(lines, align=">"), *signatures, *details])
 
 
 def _title(name: str, score: "Score") -> str:
@@ -429,45 +374,44 @@ def _title(name: str, score: "Score") -> str:
     return f"{score.name} {kind}".rstrip()
 
 
-def _write(arguments: argparse.Namespace, results: list[_Result]) -> None:
+def _write(arguments: argparse.Namespace, rows: list[_Row]) -> None:
     if arguments.output:
-        write_text(arguments.output, "".join(f"{line}\n" for line in results[0].translations))
+        write_text(arguments.output, "".join(f"{line}\n" for line in rows[0].result.translations))
     if arguments.json:
-        record = _record(arguments, results)
+        record = _record(arguments, rows)
         write_text(arguments.json, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _record(arguments: argparse.Namespace, results: list[_Result]) -> dict[str, Any]:
+def _record(arguments: argparse.Namespace, rows: list[_Row]) -> dict[str, Any]:
     from importlib.metadata import version  # it takes ten milliseconds, of every command
 
     versions = {"python": platform.python_version(), "hf_vanilla_transformer": __version__}
     return {
         "source": arguments.source,
         "reference": arguments.reference[0] if len(arguments.reference) == 1 else arguments.reference,
-        "num_sentences": results[0].num_sentences,
+        "num_sentences": rows[0].result.num_sentences,
         "ensemble": arguments.ensemble,
-        "results": [_result_record(result) for result in results],
+        "results": [_row_record(row) for row in rows],
         "versions": versions | {name: version(name) for name in PACKAGES},
     }
 
 
-def _result_record(result: _Result) -> dict[str, Any]:
-    """One result as an object for the JSON file."""
-    likelihood, scores = result.likelihood, {name: asdict(score) for name, score in result.scores.items()}
+def _row_record(row: _Row) -> dict[str, Any]:
+    """One row as an object for the JSON file."""
+    likelihood, scores = row.likelihood, {name: asdict(score) for name, score in row.result.scores.items()}
     return {
-        "models": result.models,
-        "p_values": {one.name: one.p_value for one in result.comparisons},
+        "models": row.models,
+        "p_values": {one.name: one.p_value for one in row.comparisons},
         "bleu": {kind: scores[name] for kind, name in BLEU_KINDS.items() if name in scores},
         **{name: score for name, score in scores.items() if name not in BLEU_KINDS.values()},
         "perplexity": _finite(likelihood.perplexity),
         "negative_log_probability": _finite(likelihood.negative_log_probability),
         "num_reference_tokens": likelihood.num_tokens,
         "num_pairs_without_perplexity": likelihood.num_left_out,
-        "num_output_tokens": result.num_output_tokens,
-        "sentences_per_second": result.per_second(len(result.translations)),
-        "tokens_per_second": result.per_second(result.num_output_tokens),
-        "seconds": result.seconds,
-        "decoding": result.decoding,
+        "num_output_tokens": row.result.num_output_tokens,
+        **dict(zip(("sentences_per_second", "tokens_per_second"), row.speeds, strict=True)),
+        "seconds": row.seconds,
+        "decoding": row.decoding,
     }
 
 

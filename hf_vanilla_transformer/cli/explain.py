@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from .common import UsageError, check_model_name, check_output, loading, say_written, set_up_transformers, show
+from .arguments import add_model, add_trust
+from .models import check_model_name, loading, set_up_transformers
+from .output import check_output, check_output_folder, say_written, show
 
 PAGE = ".html"
 EXAMPLES = 3  # sentences of a model's card, where none are given
@@ -17,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "The page contains the model and computes it: it needs no server, loads nothing and opens from a file. A "
         "folder is a static Space for the Hub."
     )
-    parser.add_argument("--model", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub")
+    add_model(parser)
     parser.add_argument(
         "--output", required=True, metavar="PAGE.html|DIR", help="the page, or a new folder with the page and a card"
     )
@@ -42,23 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--language", choices=["en", "zh"], default="en", help="language of the page's texts; readers can change it"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing page")
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run code that comes with the model; only if you trust it"
-    )
+    add_trust(parser)
     parser.set_defaults(run=_explain)
 
 
 def _explain(arguments: argparse.Namespace) -> None:
-    write(
-        arguments.model,
-        arguments.output,
-        arguments.example,
-        arguments.title,
-        quantization=arguments.quantization,
-        language=arguments.language,
-        overwrite=arguments.overwrite,
-        trust_remote_code=arguments.trust_remote_code,
-    )
+    names = ("title", "quantization", "language", "overwrite", "trust_remote_code")
+    write(arguments.model, arguments.output, arguments.example, **{name: getattr(arguments, name) for name in names})
 
 
 def write(
@@ -71,7 +63,7 @@ def write(
     overwrite: bool = False,
     trust_remote_code: bool = False,
     **options: str,
-) -> Path:
+) -> None:
     """Writes the page of a model, or a folder with it, and says where; the options are those of the command.
 
     Args:
@@ -84,23 +76,17 @@ def write(
         trust_remote_code: As for `Translator`.
         **options: `quantization` and `language`.
 
-    Returns:
-        The page's file.
-
     Raises:
         UsageError: The page can't be written there.
         PageError: It can't compute the model.
     """
-    from ..checkpoints.files import check_new_folder, write_text
+    from ..checkpoints.files import write_text
 
     is_space = not output.lower().endswith(PAGE) if is_space is None else is_space
     if not is_space:
         check_output("--output", output, overwrite)
     else:
-        try:
-            check_new_folder(Path(output))
-        except OSError as error:
-            raise UsageError(f"{error}; a page's name ends with {PAGE}") from error
+        check_output_folder(output, f"; a page's name ends with {PAGE}")
     check_model_name(model)
     said, samples = _of_card(Path(model))
     title = title or said or Path(model).name
@@ -115,10 +101,9 @@ def write(
     if not is_space:
         write_text(output, page)
         say_written(output)
-        return Path(output)
+        return
     write_space(page, title, Path(output))
     show(f"wrote the static Space {output}; open {output}/index.html, or upload the folder")
-    return Path(output, "index.html")
 
 
 def _of_card(folder: Path) -> tuple[str | None, list[str]]:

@@ -1,15 +1,18 @@
 """`vanilla-transformer export`."""
 
 import argparse
-import importlib
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import first_line, install
-from .common import UsageError, check_model_name, loading, set_up_transformers, show
+from ..interop.export import export, writer_of
+from .arguments import add_trust
+from .models import check_model_name, loading, set_up_transformers
+from .output import UsageError, check_output_folder, show
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
+
+    from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 FORMATS = {
     "ctranslate2": "CTranslate2's engine",
@@ -17,7 +20,6 @@ FORMATS = {
     "stock": "a class of transformers' own, which opens without this package",
     "torch": "a state dict of torch.nn.Transformer",
 }
-MODULES = {"torch": "torch_nn"}  # where it hasn't the format's name
 # CTranslate2's.
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
 
@@ -46,50 +48,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --to stock: also ONNX graphs, in float32 and in 8 bits, that transformers.js opens in a browser",
     )
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run code that comes with the model; only if you trust it"
-    )
+    add_trust(parser)
     parser.set_defaults(run=_export)
 
 
 def _export(arguments: argparse.Namespace) -> None:
     """Exports and says where the result is."""
-    from ..checkpoints.files import check_new_folder, new_folder
-
-    options, output = {}, Path(arguments.output)
-    if arguments.quantization is not None:
-        options["quantization"] = arguments.quantization
-        if arguments.to != "ctranslate2":
-            raise UsageError(f"--quantization is for --to ctranslate2, not {arguments.to}; leave it out")
+    if arguments.quantization is not None and arguments.to != "ctranslate2":
+        raise UsageError(f"--quantization is for --to ctranslate2, not {arguments.to}; leave it out")
     if arguments.onnx and arguments.to != "stock":
         raise UsageError(f"--onnx is for --to stock, not {arguments.to}; leave it out")
-    try:
-        check_new_folder(output)
-    except OSError as error:
-        raise UsageError(str(error)) from error
+    check_output_folder(arguments.output)
     check_model_name(arguments.model)
     with loading():
         set_up_transformers()
-        exporter = exporter_of("transformers_js" if arguments.onnx else arguments.to)
+        to = "transformers_js" if arguments.onnx else arguments.to
+        check_packages(to)
     tokenizer, model = _load(arguments.model, arguments.trust_remote_code)
-    with new_folder(output) as folder:
-        notes = exporter.export(model, tokenizer, folder, **options)
-    show(f"exported {arguments.model} into {output}")
+    options = {} if arguments.quantization is None else {"quantization": arguments.quantization}
+    notes = export(model, arguments.output, to=to, tokenizer=tokenizer, **options)
+    show(f"exported {arguments.model} into {arguments.output}")
     for note in notes:
         show(f"note: {note}")
 
 
-def exporter_of(system: str) -> Any:
-    """Imports a format's module; packages that it needs may be missing."""
+def check_packages(to: str) -> None:
+    """Imports what writes a format; packages that it needs may be missing."""
     try:
-        return importlib.import_module(f"..interop.{MODULES.get(system, system)}", __package__)
+        writer_of(to)
     except ImportError as error:
-        option = "--onnx" if system == "transformers_js" else f"--to {system}"
+        option = "--onnx" if to == "transformers_js" else f"--to {to}"
         need = f"{option} needs more packages ({first_line(error)})"
         raise UsageError(f"{need}: {install('export')}") from error
 
 
-def _load(name: str, trust_remote_code: bool) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
+def _load(
+    name: str, trust_remote_code: bool
+) -> tuple["PreTrainedTokenizerBase", "VanillaTransformerForConditionalGeneration"]:
     """Loads a model on the CPU; a Marian model is converted first."""
     from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
     from ..translation.opening import load_to_translate

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from .common import RunError, UsageError, check_model_name, set_up_transformers, show, table
+from .models import check_model_name, set_up_transformers
+from .output import RunError, UsageError, show, table
 
 if TYPE_CHECKING:
     from ..hub.description import Description

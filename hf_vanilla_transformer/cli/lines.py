@@ -1,4 +1,4 @@
-"""The lines to translate, in windows: of arguments, of a file, or the lines that a terminal or a pipe has sent."""
+"""The lines that commands read: in windows, of arguments, files, terminals and pipes; or of two files, as pairs."""
 
 import io
 import os
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from .common import UsageError
+from .output import UsageError
 
 # A window is sorted by length and translated in batches; then its translations are written. These limits also bound
 # how many lines are read ahead.
@@ -154,3 +154,19 @@ def _has_more(file: Any) -> bool:
         return bool(select.select([file], [], [], GRACE)[0])
     except (OSError, ValueError):
         return False
+
+
+def read_parallel(source: str, reference: str) -> tuple[list[str], list[str]]:
+    """Reads two UTF-8 text files with corresponding lines, compressed or not.
+
+    Raises:
+        CorpusError: One is missing, empty, damaged or not UTF-8, or has fewer lines.
+    """
+    from ..data import formats
+
+    for name in (source, reference):
+        formats.check_file(Path(name))
+    pairs = list(formats.read_text(source, reference))
+    if not pairs:  # empty files, compressed
+        raise UsageError(f"{source} and {reference} are empty; give text files with one sentence per line")
+    return [pair["source"] for pair in pairs], [pair["target"] for pair in pairs]

@@ -7,19 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import (
-    LANGUAGES,
-    PROGRAM,
-    RunError,
-    UsageError,
-    check_output,
-    decoding_errors,
-    decoding_options,
-    import_extra,
-    load_translator,
-    on_every_node,
-    opening,
-)
+from .arguments import LANGUAGES
+from .models import decoding_errors, decoding_options, import_extra, load_translator, on_every_node, opening
+from .output import RunError, UsageError, check_output, warn
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -103,14 +93,12 @@ def _jobs(arguments: argparse.Namespace) -> "list[FileJob]":
 
 def _problem(job: "FileJob", damage: "CorpusError | None") -> bool:
     """Prints what is wrong with a file, and returns whether something is."""
-    from tqdm import tqdm
-
     problem = None if damage is None else str(damage)
     if damage is None and job.errors.exists():
         rows = len(job.errors.read_text(encoding="utf-8").splitlines())
         problem = f"{job.source}: {rows:,} rows aren't translated, see {job.errors}"
     if problem is not None:
-        tqdm.write(f"{PROGRAM}: warning: {problem}", file=sys.stderr)
+        warn(problem)
     return problem is not None
 
 

@@ -7,19 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import first_line, install
-from .common import (
-    LANGUAGES,
-    UsageError,
-    add_debug,
-    add_language_arguments,
-    add_loading_arguments,
-    check_model_name,
-    check_output,
-    load_translator,
-    natural,
-    positive,
-    say_written,
-)
+from .arguments import LANGUAGES, add_debug, add_language_arguments, add_loading_arguments, add_model, natural, positive
+from .models import check_model_name, load_translator
+from .output import UsageError, check_output, say_written
 
 if TYPE_CHECKING:
     from ..plots.attention import Choice, Part
@@ -53,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_attention(parser: argparse.ArgumentParser) -> None:
     """Where each token attends to, for one sentence."""
-    parser.add_argument("--model", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub")
+    add_model(parser)
     parser.add_argument("--source", required=True, type=_text, metavar="TEXT", help="the sentence")
     parser.add_argument(
         "--target", type=_text, metavar="TEXT", help="its translation (default: the model's own, as translate gives it)"

@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import UsageError, set_up_transformers, show
-from .export import exporter_of
+from ..interop.export import export
+from .export import check_packages
+from .models import set_up_transformers
+from .output import UsageError, show
 
 if TYPE_CHECKING:
     from ..hub.upload import Upload
@@ -70,12 +72,13 @@ def _write_stock(source: Path, folder: Path, onnx: bool) -> None:
     from ..hub.facts import read_facts
     from ..hub.model_card import save_card
 
-    exporter = exporter_of("transformers_js" if onnx else "stock")
+    to = "transformers_js" if onnx else "stock"
+    check_packages(to)
     facts, note = read_facts(source)
     if note is not None:
         raise UsageError(f"{note}; write the card again with `vanilla-transformer card {source} --overwrite`")
     tokenizer, model = load_checkpoint(source, local_files_only=True)
-    notes = exporter.export(model, tokenizer, folder)
+    notes = export(model, folder, to=to, tokenizer=tokenizer)
     kind = read_json(folder / CONFIG)["architectures"][0]
     limits = [facts.limits, *(f"{one[0].upper()}{one[1:]}." for one in notes)]
     save_card(folder, replace(facts, stock=kind, limits="\n\n".join(filter(None, limits))))

@@ -4,19 +4,10 @@ import argparse
 import sys
 
 from ..checkpoints.files import write_text
-from .common import (
-    LANGUAGES,
-    add_language_arguments,
-    add_model_arguments,
-    check_model_name,
-    check_output,
-    decoding_errors,
-    load_ensemble,
-    positive,
-    read_parallel,
-    say_written,
-    warning_of_line,
-)
+from .arguments import LANGUAGES, add_language_arguments, add_model_arguments, positive
+from .lines import read_parallel
+from .models import check_model_name, decoding_errors, load_ensemble
+from .output import check_output, say_written, warn_of_line
 
 TITLES = "log_probability\ttokens"
 LEFT_OUT = "\t"  # of a pair that is too long
@@ -57,20 +48,18 @@ def _score(arguments: argparse.Namespace) -> None:
     from ..translation.decoding import source_limit
     from ..translation.scoring import score_pairs
 
-    tokenizer, model = load_ensemble(arguments.model, arguments)
-    limit = source_limit(model, arguments.max_source_tokens, tokenizer)
+    translator = load_ensemble(arguments.model, arguments)
+    limit = source_limit(translator.decodes_with, arguments.max_source_tokens, translator.tokenizer)
     with decoding_errors():
         scores = score_pairs(
-            model,
-            tokenizer,
+            translator.decodes_with,
+            translator.tokenizer,
             sources,
             targets,
             **{name: getattr(arguments, name) for name in LANGUAGES},
             batch_size=arguments.batch_size,
             max_tokens=arguments.max_source_tokens,
-            on_omission=lambda index: print(
-                warning_of_line(f"line {index + 1}", limit, "it has no score"), file=sys.stderr
-            ),
+            on_omission=lambda index: warn_of_line(f"line {index + 1}", limit, "it has no score"),
         )
     lines = [TITLES, *(LEFT_OUT if one is None else f"{one.log_probability:.6f}\t{one.num_tokens}" for one in scores)]
     text = "".join(f"{line}\n" for line in lines)

@@ -4,7 +4,6 @@ import argparse
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,24 +11,19 @@ from functools import partial
 
 from ..errors import first_line, install
 from ..serving.settings import ServiceSettings
-from .common import (
-    PROGRAM,
-    UsageError,
+from .arguments import (
     add_backend,
     add_compute_type,
     add_host,
     add_loading_arguments,
     add_ray,
-    check_model_name,
-    import_extra,
     in_url,
     is_this_machine,
-    load_translator,
-    on_every_node,
-    opening,
     port_number,
     positive,
 )
+from .models import check_model_name, import_extra, load_translator, on_every_node, opening
+from .output import PROGRAM, UsageError, warn
 
 KEY = "VANILLA_TRANSFORMER_API_KEY"
 # How many kernels, one per shape of a product, oneDNN and torch's layer over it keep; by default 1,024, some 600 MB.
@@ -104,7 +98,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         raise UsageError("--replicas and --models-per-replica are for --ray; leave them out")
     models = _models(arguments)
     if not is_this_machine(arguments.host) and not arguments.api_key:
-        print(f"{PROGRAM}: warning: every computer that reaches this machine can use the service", file=sys.stderr)
+        warn("every computer that reaches this machine can use the service")
     hosts = arguments.allowed_host or ([] if is_this_machine(arguments.host) else ["*"])
     settings = ServiceSettings(
         api_key=arguments.api_key,
@@ -125,8 +119,7 @@ def _models(arguments: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
     from ..translation.reading import can_split
 
     if not can_split():
-        missing = f"paragraphs are translated as one sentence; to split them, {install('sentences')}"
-        print(f"{PROGRAM}: warning: {missing}", file=sys.stderr)
+        warn(f"paragraphs are translated as one sentence; to split them, {install('sentences')}")
     given = [_given(text) for text in arguments.model]
     models: dict[str, list[tuple[str, str]]] = {}
     asked = [pair(text) for text in arguments.languages]

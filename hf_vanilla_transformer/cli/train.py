@@ -6,7 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from .common import loading, show
+from .models import loading
+from .output import show
 
 if TYPE_CHECKING:
     from ..training.recipe import Arguments

@@ -10,19 +10,9 @@ from typing import Any
 
 from ..errors import printable
 from . import lines, many_files
-from .common import (
-    UsageError,
-    add_decoding_arguments,
-    add_language_arguments,
-    add_ray,
-    check_model_name,
-    check_output,
-    decoding_errors,
-    load_translator,
-    positive,
-    say_written,
-    warning_of_line,
-)
+from .arguments import add_decoding_arguments, add_language_arguments, add_ray, positive
+from .models import check_model_name, decoding_errors, load_translator
+from .output import UsageError, check_output, say_written, warn_of_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -155,8 +145,7 @@ def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: A
     before = 0  # lines of earlier windows
 
     def warn(index: int, count: int) -> None:
-        line = f"{source.unit} {before + index + 1}"
-        progress.write(warning_of_line(line, limit, f"it is translated in {count} pieces"), file=sys.stderr)
+        warn_of_line(f"{source.unit} {before + index + 1}", limit, f"it is translated in {count} pieces")
 
     # A bar only if standard error is a terminal (None), and the input isn't typed there.
     hidden = True if source.total is None and _someone_types() else None

@@ -1,6 +1,7 @@
 """Converts models of other systems into checkpoints of this package.
 
-Each system has a module here with `load`, and those that can be told by the looks of a file or folder `recognises`.
+Each system has a module here with `load`, and with `recognises` if the looks of a file or folder tell that it is its.
+Any other folder with a config.json is taken for a Marian model, and any name on the Hub.
 """
 
 import copy
@@ -15,8 +16,8 @@ from ..checkpoints.loading import tokenizer_fingerprint
 from ..errors import first_line
 from ..hub.facts import strings
 from ..hub.model_card import RunFacts, local_name, save_card
-from . import eole, fairseq, joeynmt, mapping, marian, marian_npz, opennmt
-from .conversion import ConversionError, Converted, Options, check_savable
+from . import eole, fairseq, joeynmt, marian, marian_npz, opennmt, state_dict
+from .interface import ConversionError, ConversionOptions, Converted, check_savable
 from .pickles import read, tensors_of
 
 SYSTEMS: dict[str, ModuleType] = {
@@ -26,7 +27,7 @@ SYSTEMS: dict[str, ModuleType] = {
     "opennmt": opennmt,
     "eole": eole,
     "joeynmt": joeynmt,
-    "mapping": mapping,
+    "mapping": state_dict,
 }
 UNKNOWN = (
     "isn't the model of a known system; give --from with one of {known}. docs/interop.md says what their models "
@@ -43,7 +44,7 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
         source: A folder or file of another system's model, or for Marian also a name on the Hub.
         output: The folder to write. It appears when it is complete, and may exist if it is empty.
         system: The system that the model comes from; None: it is recognised.
-        **options: Fields of `Options`.
+        **options: Fields of `ConversionOptions`.
 
     Returns:
         Notes for the user: what isn't exact, and by how much, and what is missing.
@@ -52,7 +53,7 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
         ConversionError: The model can't be converted, or computes other logits than the original.
         OSError: The output exists, or can't be written.
     """
-    output, given = Path(output), Options(**options)
+    output, given = Path(output), ConversionOptions(**options)
     check_new_folder(output)
     name = system or ("mapping" if given.mapping is not None else recognise(source))
     if given.mapping is not None and name != "mapping":
@@ -86,15 +87,15 @@ def recognise(source: str | Path) -> str:
         ConversionError: It is unknown.
     """
     place = Path(source)
-    found = [name for name, system in SYSTEMS.items() if system is not mapping and system.recognises(place)]
-    if not found and (not place.exists() or (place / "config.json").exists()):  # a name on the Hub; Marian's error says
+    found = [name for name, system in SYSTEMS.items() if hasattr(system, "recognises") and system.recognises(place)]
+    if not found and (not place.exists() or (place / "config.json").exists()):  # Marian's error says more
         return "marian"
     known = ", ".join(SYSTEMS)
-    if not found and place.is_file() and (mappings := mapping.matching(place)):
+    if not found and place.is_file() and (mappings := state_dict.matching(place)):
         raise ConversionError(
             f"{source} has the names of the shipped mapping {mappings[0]}; give --mapping {mappings[0]}"
         )
-    if not found and place.is_file() and (reason := mapping.published_wrong(place)):
+    if not found and place.is_file() and (reason := state_dict.published_wrong(place)):
         raise ConversionError(f"{source}: {reason}")
     if not found:
         raise ConversionError(f"{source} {UNKNOWN.format(known=known)}")

@@ -1,4 +1,4 @@
-"""Exports models to CTranslate2's format, by `export` or by its own TransformersConverter.
+"""Exports models to CTranslate2's format, by `write_ctranslate2` or by its own TransformersConverter.
 
 Importing this module registers a loader there: `TransformersConverter("outputs/quickstart/model").convert("ct2")`.
 """
@@ -26,8 +26,8 @@ from ..modeling_vanilla_transformer import (
     sinusoidal_table,
 )
 from ..plan_vanilla_transformer import GNMTLengthPenalty, Plan
-from .conversion import ConversionError, check_plain, check_savable
 from .ctranslate2_settings import never_chosen, other_settings
+from .interface import ConversionError, check_plain, check_savable
 
 Activation = common_spec.Activation
 ACTIVATIONS = {
@@ -55,14 +55,14 @@ POSITIONS = 2048
 
 
 # ---- Files ----
-def export(
+def write_ctranslate2(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     *,
     quantization: str | None = None,
 ) -> list[str]:
-    """Writes a model for `ctranslate2.Translator`, with its tokenizer's files.
+    """Writes a model for `ctranslate2.Translator`, with its tokenizer's files: a writer of `export`.
 
     Args:
         model: The model.
@@ -70,14 +70,10 @@ def export(
         folder: An empty folder.
         quantization: A type of CTranslate2's, such as "int8" or "float16"; None: the weights stay as they are.
 
-    Returns:
-        Notes for the user.
-
     Raises:
         ConversionError: CTranslate2 can't express the model.
-        OSError: The folder can't be written.
     """
-    write(model, tokenizer, folder, quantization=quantization)
+    write_model(model, tokenizer, folder, quantization=quantization)
     tokenizer.save_pretrained(folder)
     target = VanillaTransformerLoader().get_vocabulary(model, tokenizer)[1]
     found = notes(model, target)
@@ -91,14 +87,14 @@ def export(
     return found
 
 
-def write(
+def write_model(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     *,
     quantization: str | None = None,
 ) -> None:
-    """Writes what `export` does without the tokenizer: weights, vocabularies, and how the model decodes."""
+    """Writes what `write_ctranslate2` does without the tokenizer: weights, vocabularies, and how the model decodes."""
     check_savable(model.generation_config)
     spec = VanillaTransformerLoader()(model, tokenizer)
     spec.validate()
@@ -107,8 +103,8 @@ def write(
     model.generation_config.save_pretrained(folder)
 
 
-def write_other(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes a model of another architecture, by CTranslate2's own loader, as `write` does.
+def write_other_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Writes a model of another architecture, by CTranslate2's own loader, as `write_model` does.
 
     Raises:
         ConversionError: CTranslate2 has no loader for it, or one that fails.

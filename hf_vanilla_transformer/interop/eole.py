@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.loading import read_json
-from .conversion import ConversionError, Converted, Options, check_options
+from .interface import ConversionError, ConversionOptions, Converted, check_options
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
 from .opennmt import ATTENTION, BOS, EOS, PAD, POSITION_ENCODINGS, SPECIAL_TOKENS
 from .opennmt import TRANSFORMS as OPENNMT_TRANSFORMS
@@ -35,7 +35,7 @@ NAMES: dict[str, str | float] = {
     ),
 }
 IGNORED = ("*.layer_scalar",)  # ones, and unused beside attention to a source
-# Options of the model or of its stacks that have to have one of these values, if at all.
+# ConversionOptions of the model or of its stacks that have to have one of these values, if at all.
 WANTED: dict[str, tuple[object, ...]] = {
     "architecture": ("transformer",),
     "layer_norm": ("standard",),
@@ -46,7 +46,7 @@ WANTED: dict[str, tuple[object, ...]] = {
     "normalize": (False,),
     "heads_kv": (None, 0),
 }
-# Options that have to be off.
+# ConversionOptions that have to be off.
 UNWANTED = (
     *("parallel_residual", "shared_layer_norm", "ffn_layernorm", "num_experts", "query_norm", "key_norm"),
     *("head_dim", "relative_positions_buckets", "sliding_window", "rope_config", "position_shift"),
@@ -63,7 +63,7 @@ def recognises(source: Path) -> bool:
     return all(file.is_file() for file in files) and "embeddings" in (read_json(files[0]).get("model") or ())
 
 
-def load(source: str | Path, options: Options) -> Converted:
+def load(source: str | Path, options: ConversionOptions) -> Converted:
     """Reads a model.
 
     Raises:

@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
-from .conversion import ConversionError, Converted, Options
+from .interface import ConversionError, ConversionOptions, Converted
 from .layout import KINDS, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
 from .pickles import fields_of, read, tensors_of, texts_in
 from .segmentation import TOKENIZED_TEXT, tokenizer_of
@@ -82,7 +82,7 @@ def recognises(source: Path) -> bool:
     return "model" in texts and not texts.isdisjoint(SETTINGS)
 
 
-def load(source: str | Path, options: Options) -> Converted:
+def load(source: str | Path, options: ConversionOptions) -> Converted:
     """Opens a model.
 
     Raises:

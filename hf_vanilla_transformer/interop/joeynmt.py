@@ -11,7 +11,7 @@ import yaml
 
 from ..errors import first_line
 from ..tokenization_dictionary import SEPARATOR
-from .conversion import ConversionError, Converted, Options
+from .interface import ConversionError, ConversionOptions, Converted
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
 from .pickles import read, tensors_of
 from .segmentation import tokenizer_of
@@ -60,7 +60,7 @@ def recognises(source: Path) -> bool:
     return (source / "config.yaml").is_file() and any(source.glob("*.ckpt"))
 
 
-def load(source: str | Path, options: Options) -> Converted:
+def load(source: str | Path, options: ConversionOptions) -> Converted:
     """Reads a model.
 
     Args:

@@ -30,10 +30,11 @@ from ..checkpoints.loading import (
     tokenizer_fingerprint,
     without_advice,
 )
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
 from ..hub.model_card import CARD, load_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .conversion import ConversionError, Converted, Options
+from .interface import ConversionError, ConversionOptions, Converted
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
 
 logger = logging.get_logger(__name__)
@@ -71,10 +72,6 @@ NAMES_THERE = {
 }
 # The classes of tokenizers that are a tokenizer.json.
 TOKENIZER_FILES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-# Systems that look alike, and why their models can't be opened.
-REFUSED = {
-    "vanilla_transformer": "it is a model of this package already; load it as it is",
-}
 
 
 def from_marian(
@@ -107,7 +104,7 @@ def from_marian(
     return _load(str(source), _folder_of(str(source), revision, token, local_files_only), with_tokenizer=True)
 
 
-def load(source: str | Path, options: Options) -> Converted:
+def load(source: str | Path, options: ConversionOptions) -> Converted:
     """Opens a Marian model with its tokenizer and the metadata of its card.
 
     Raises:
@@ -121,12 +118,6 @@ def load(source: str | Path, options: Options) -> Converted:
         metadata = {}
     base_model = None if Path(source).is_dir() else str(source)
     return Converted(model, tokenizer, metadata, base_model)
-
-
-def recognises(source: Path) -> bool:
-    """Tells by its config.json whether a folder has a model of one of these classes of transformers."""
-    file = source / "config.json"
-    return file.is_file() and read_json(file).get("model_type") in FIXED_FIELDS
 
 
 # ---- Files ----
@@ -203,8 +194,9 @@ def _load(source: str, folder: Path, with_tokenizer: bool) -> tuple[VanillaTrans
     try:
         system = read_json(folder / "config.json").get("model_type")
         if system not in FIXED_FIELDS:
-            reason = REFUSED.get(str(system), "it is not of Marian's architecture")
-            raise ConversionError(f"{folder} has a model of the type {system!r}: {reason}")
+            is_own = system == VanillaTransformerConfig.model_type
+            reason = "a model of this package already; load it as it is" if is_own else "not of Marian's architecture"
+            raise ConversionError(f"{folder} has a model of the type {system!r}: it is {reason}")
         tokenizer, marian = _tokenizer(folder, system) if with_tokenizer else None, load_model(folder)
         model = _build(marian.config, marian.state_dict(), marian.generation_config)
         if tokenizer is not None:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ..errors import first_line
 from ..tokenization_dictionary import SIDES, DictionaryTokenizer
-from .conversion import ConversionError, Converted, Options, check_options
+from .interface import ConversionError, ConversionOptions, Converted, check_options
 from .layout import OUTPUT, SOURCE, STACKS, TARGET, Layout, from_tensors
 from .segmentation import TOKENIZED_TEXT, tokenizer_of
 
@@ -27,7 +27,7 @@ OPTIONS_INSIDE = "special:model.yml"
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 NEVER = -10_000.0  # an output's bias: its probability is 0 in every type
 BETA = 0.0  # transformers' length penalty: marian-decoder's `normalize` is 0 unless it is given
-# Options whose other values make another model; older files lack some, which then have the first.
+# ConversionOptions whose other values make another model; older files lack some, which then have the first.
 WANTED: dict[str, tuple[object, ...]] = {
     "type": ("transformer",),
     "transformer-decoder-autoreg": ("self-attention",),
@@ -38,7 +38,7 @@ WANTED: dict[str, tuple[object, ...]] = {
     "transformer-ffn-activation": ("swish", "relu"),
     "right-left": (False,),
 }
-# Options that have to be off.
+# ConversionOptions that have to be off.
 UNWANTED = (
     *("transformer-no-projection", "transformer-no-bias", "transformer-no-affine", "transformer-pool", "ulr"),
     *("transformer-disable-position-embeddings", "transformer-tied-layers", "input-types", "lemma-dim-emb"),
@@ -57,7 +57,7 @@ def recognises(source: Path) -> bool:
     return source.is_file() and source.suffix == ".npz"
 
 
-def load(source: str | Path, options: Options) -> Converted:
+def load(source: str | Path, options: ConversionOptions) -> Converted:
     """Reads a model, and its vocabularies if they are given.
 
     Raises:

@@ -27,7 +27,7 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     sinusoidal_table,
 )
-from .conversion import ConversionError, check_savable
+from .interface import ConversionError, check_savable
 
 ENCODER, DECODER, DECODER_WITH_PAST = "encoder_model", "decoder_model", "decoder_with_past_model"
 # How far logits may be from the model's, as a part of the largest where that is above 1.
@@ -48,24 +48,15 @@ TRACED = Sizes(batch=2, source=5, past=3, target=4)
 COMPARED = (Sizes(batch=3, source=7, past=2, target=1), Sizes(batch=1, source=1, past=1, target=9))
 
 
-def export(
+def write_onnx(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
 ) -> list[str]:
-    """Writes a model as graphs for onnxruntime, with its settings and its tokenizer's files.
-
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer.
-        folder: An empty folder.
-
-    Returns:
-        Notes for the user.
+    """Writes a model as graphs for onnxruntime, with its settings and its tokenizer's files: a writer of `export`.
 
     Raises:
         ConversionError: It is quantized, torch.onnx can't express it, or onnxruntime computes something else.
-        OSError: The folder can't be written.
     """
     check_savable(model.generation_config)
     notes = _notes(model, write_graphs(model, folder))
@@ -77,7 +68,7 @@ def export(
 
 @torch.no_grad()
 def write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Path) -> float:
-    """Writes the three graphs into a folder; returns the `difference` of their logits, with the errors of `export`."""
+    """Writes the three graphs into a folder; returns the `difference` of their logits, errors: `write_onnx`."""
     if getattr(model, "is_quantized", False):
         raise ConversionError("its weights are quantized; export the original")
     exact: Any = _in_float32(model)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .conversion import ConversionError, Converted, Options, check_options
+from .interface import ConversionError, ConversionOptions, Converted, check_options
 from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, from_tensors, layer_names
 from .pickles import fields_of, read, tensors_of, texts_in
 from .segmentation import TOKENIZED_TEXT, tokenizer_of
@@ -42,7 +42,7 @@ NAMES = {
         },
     ),
 }
-# Options that the model has to have with one of these values, if at all.
+# ConversionOptions that the model has to have with one of these values, if at all.
 WANTED: dict[str, tuple[object, ...]] = {
     "model_task": ("seq2seq",),
     "encoder_type": ("transformer",),
@@ -54,7 +54,7 @@ WANTED: dict[str, tuple[object, ...]] = {
     "pos_ffn_activation_fn": ("relu", "gelu"),
     "position_encoding": (True,),
 }
-# Options that have to be off; others have tensors of their own.
+# ConversionOptions that have to be off; others have tensors of their own.
 UNWANTED = ("max_relative_positions", "sliding_window", "parallel_residual")
 POSITION_ENCODINGS = {"SinusoidalInterleaved": "paper", "SinusoidalConcat": "tensor2tensor"}
 PAD, BOS, EOS = "<blank>", "<s>", "</s>"
@@ -69,7 +69,7 @@ def recognises(source: Path) -> bool:
     return source.is_file() and texts_in(source) >= {"vocab", "opt", "src", "tgt"}
 
 
-def load(source: str | Path, options: Options) -> Converted:
+def load(source: str | Path, options: ConversionOptions) -> Converted:
     """Reads a checkpoint.
 
     Raises:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import first_line
-from .conversion import ConversionError
+from .interface import ConversionError
 
 SCALAR: Any = np.float64(0).__reduce__()[0]  # what makes a NumPy number of its bytes
 

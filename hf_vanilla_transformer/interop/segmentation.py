@@ -14,7 +14,7 @@ from transformers.convert_slow_tokenizer import import_protobuf
 
 from ..errors import first_line
 from ..tokenization_dictionary import SIDES, DictionaryTokenizer
-from .conversion import ConversionError
+from .interface import ConversionError
 
 logger = logging.getLogger(__name__)
 

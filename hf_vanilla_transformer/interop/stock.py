@@ -35,7 +35,7 @@ from transformers import (
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
 from ..plan_vanilla_transformer import OPTIONS, GNMTLengthPenalty, Plan
-from .conversion import ConversionError, check_plain, check_savable
+from .interface import ConversionError, check_plain, check_savable
 from .layout import POSITIONS
 
 # How far logits may be from the model's, as a part of the largest where that is above 1: the epsilons differ.
@@ -81,13 +81,13 @@ CLASSES = {
 
 
 @torch.no_grad()
-def export(
+def write_stock(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     classes: Mapping[tuple[str, str], _Stock] = CLASSES,
 ) -> list[str]:
-    """Writes a model as one of transformers' own, with a tokenizer that transformers 5 and 4.57 open.
+    """Writes a model as one of transformers' own, with a tokenizer that transformers 5 and 4.57 open, for `export`.
 
     Args:
         model: The model.
@@ -95,13 +95,9 @@ def export(
         folder: An empty folder.
         classes: The classes to choose from, as `CLASSES`.
 
-    Returns:
-        Notes for the user: what differs, and by how much.
-
     Raises:
         ConversionError: None of these classes is the same model, the tokenizer needs code of this package, or logits of
             the folder differ from the model's.
-        OSError: The folder can't be written.
     """
     check_plain(model)
     check_savable(model.generation_config)

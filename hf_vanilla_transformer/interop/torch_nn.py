@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
-from .conversion import ConversionError, check_plain
+from .interface import ConversionError, check_plain
 from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, rules_of, to_tensors
-from .mapping import read_names
+from .state_dict import read_names
 
 # Parameters outside of torch.nn.Transformer -> their names in the export.
 OWN_NAMES = {
@@ -31,22 +31,15 @@ TORCH = Layout({**read_names("torch"), **OWN_NAMES})
 ATTENTION_BIASES = ("*.in_proj_bias", "*_attn.out_proj.bias")
 
 
-def export(
+def write_torch(
     model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> list[str]:
     """Writes a state dict, the arguments of torch.nn.Transformer, and a mapping by which `convert` brings it back.
 
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer, whose files are written too.
-        folder: An empty folder.
-
-    Returns:
-        Notes for the user.
+    It is a writer of `export`.
 
     Raises:
         ConversionError: torch.nn.Transformer can't express the model.
-        OSError: The folder can't be written.
     """
     config = model.config
     check_plain(model)

@@ -24,7 +24,7 @@ from ..data.symbols import train_tokenizer
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..tokenization_vanilla_transformer import WORD_OR_PUNCTUATION
 from . import stock
-from .conversion import ConversionError
+from .interface import ConversionError
 from .onnx import DECODER, DECODER_WITH_PAST, ENCODER, difference, quiet, run_graph, write_graphs
 
 FOLDER, MERGED, FLAG = "onnx", "decoder_model_merged", "use_cache_branch"
@@ -41,28 +41,19 @@ SHARE = Sequential(
 CLASSES = {key: stock.BLENDERBOT if kind is stock.PEGASUS else kind for key, kind in stock.CLASSES.items()}
 
 
-def export(
+def write_transformers_js(
     model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> list[str]:
-    """Writes a model as `stock.export` does, and its graphs in float32 and in 8 bits.
-
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer.
-        folder: An empty folder.
-
-    Returns:
-        Notes for the user: what differs, and by how much.
+    """Writes a model as `write_stock` does, and its graphs in float32 and in 8 bits: a writer of `export`.
 
     Raises:
-        ConversionError: As `stock.export` and `onnx.export`; or transformers.js has no such class or other ids.
-        OSError: The folder can't be written.
+        ConversionError: As `write_stock` and `write_onnx`; or transformers.js has no such class or other ids.
     """
     if CLASSES.get((model.config.norm_position, model.config.position_encoding)) is stock.FSMT:
         raise ConversionError("transformers.js has no FSMT, which this model would be; leave out --onnx")
     if 4 * model.num_parameters() >= LARGEST:
         raise ConversionError(f"in float32 its weights have more than {LARGEST:,} bytes; leave out --onnx")
-    notes = stock.export(model, _for_javascript(tokenizer), folder, CLASSES)
+    notes = stock.write_stock(model, _for_javascript(tokenizer), folder, CLASSES)
     (folder / FOLDER).mkdir()
     exact, rough = _write(model, folder / FOLDER)
     return [
@@ -93,7 +84,7 @@ def _write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> t
 
 
 def _run(folder: Path, end: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Computes what one of `onnx.export`'s graphs does."""
+    """Computes what one of `write_onnx`'s graphs does."""
     if name == ENCODER:
         return run_graph(folder / f"{ENCODER}{end}.onnx", inputs)
     file, flag = folder / f"{MERGED}{end}.onnx", np.array([name == DECODER_WITH_PAST])

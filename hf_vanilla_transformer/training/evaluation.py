@@ -67,22 +67,16 @@ class TranslationMetrics:
             raise TypeError("the predictions are logits, not translations; set predict_with_generate=True")
         hypotheses, references = self._texts(predictions.predictions), self._references(predictions.label_ids)
         self.samples = self._samples(predictions.inputs, hypotheses, references)
-        self.scores = self.measured(self._sources(predictions.inputs), hypotheses, references)
-        others = {metric.__name__: float(metric(hypotheses, references)) for metric in self.metrics}
-        return {name: score.value for name, score in self.scores.items()} | others
-
-    def measured(
-        self, sources: Sequence[Hashable] | None, hypotheses: list[str], references: list[str]
-    ) -> dict[str, Score]:
-        """Measures texts: the scores by name."""
-        return measure(
+        self.scores = measure(
             self.measures,
             hypotheses,
             references,
-            sources=None if self.symbols is None else sources,
+            sources=None if self.symbols is None else self._sources(predictions.inputs),
             tokenize=self.tokenize,
             symbols=self.symbols,
         )
+        others = {metric.__name__: float(metric(hypotheses, references)) for metric in self.metrics}
+        return {name: score.value for name, score in self.scores.items()} | others
 
     def why_unmeasurable(self, rows: Iterable[Mapping[str, Any]]) -> str | None:
         """Returns why BLEU can't measure translations of tokenized rows, or None if it can."""

@@ -18,7 +18,7 @@ from ..engine import attach_if_supported
 from ..hub.facts import SCORES, said_by_author, with_what_was_said
 from ..hub.model_card import Evaluation, RunFacts, Sample, local_name, save_card
 from ..hub.upload import prepare, publish
-from ..translation.decoding import translate
+from ..translation.evaluation import evaluate
 from .evaluation import TranslationMetrics
 from .recipe import DataArguments
 from .trainer import VanillaTransformerTrainer
@@ -106,18 +106,26 @@ def _score(
     tokenizer, model = checkpoint
     pairs = read_corpus(corpus)
     sources, references = list(pairs["source"]), list(pairs["target"])
-    translations = translate(model, tokenizer, sources)
-    write_text(folder / f"{part}.translations.txt", "".join(f"{text}\n" for text in translations))
-    scores = metrics.measured(sources, translations, references)
+    result = evaluate(
+        model,
+        sources,
+        references,
+        tokenizer=tokenizer,
+        metrics=metrics.measures,
+        tokenize=metrics.tokenize,
+        perplexity=False,
+        progress_bar=False,
+    )
+    write_text(folder / f"{part}.translations.txt", "".join(f"{text}\n" for text in result.translations))
     evaluation = Evaluation(
         dataset=", ".join(name if is_on_hub(name) else Path(name).name for name in names),
-        scores=list(scores.values()),
-        sentences=len(sources if metrics.symbols is None else set(sources)),
+        scores=list(result.scores.values()),
+        sentences=result.num_sentences,
         decoding=_decoding(model.generation_config),
         split=part,
     )
     step = max(len(sources) // SAMPLES_PER_CARD, 1)
-    triples = list(zip(sources, translations, references, strict=True))[::step][:SAMPLES_PER_CARD]
+    triples = list(zip(sources, result.translations, references, strict=True))[::step][:SAMPLES_PER_CARD]
     return evaluation, [Sample(*triple) for triple in triples]
 
 

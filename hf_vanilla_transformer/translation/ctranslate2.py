@@ -226,11 +226,11 @@ class CTranslate2Backend(Backend):
         """Converts a model in a temporary folder; other arguments and errors are those of the class."""
         from ..checkpoints.loading import MODEL_TYPE  # it needs transformers
         from ..interop import ctranslate2 as exporter  # it needs an extra, and takes a while
-        from ..interop.conversion import ConversionError
+        from ..interop.interface import ConversionError
 
         with tempfile.TemporaryDirectory(prefix="hf_vanilla_transformer-") as folder:
             is_own = model.config.model_type == MODEL_TYPE
-            write = exporter.write if is_own else exporter.write_other
+            write = exporter.write_model if is_own else exporter.write_other_model
             try:
                 write(model, tokenizer, Path(folder))
             except ConversionError as error:

@@ -12,7 +12,7 @@ from ..checkpoints.loading import Where, check_tokenizer, load_checkpoint
 from ..data.hub_names import check_model_on_hub
 from ..engine import attach_if_supported
 from ..errors import CheckpointError, first_line
-from ..interop.conversion import ConversionError
+from ..interop.interface import ConversionError
 from ..interop.marian import from_marian
 from .backend import Backend, DeviceError
 from .ctranslate2 import CTranslate2Backend

@@ -295,7 +295,7 @@ def test_ctranslate2_does_the_same_work(size, tmp_path):
 
 def uniform_batch(sentences, source_length, target_length):
     """A batch without padding."""
-    return work.Batch([[2] * source_length] * sentences, [[3] * target_length] * sentences)
+    return work.SentencePairs([[2] * source_length] * sentences, [[3] * target_length] * sentences)
 
 
 # ---- Operations ----

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from finished_runs import checkpoint, finished, recipe, train, trained_once  # noqa: F401  # fixtures
 from trainer_runs import stock_trainer
 
 

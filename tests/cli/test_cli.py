@@ -12,8 +12,9 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli, engine
-from hf_vanilla_transformer.cli import common, export
-from hf_vanilla_transformer.cli.common import UsageError
+from hf_vanilla_transformer.cli import arguments as types
+from hf_vanilla_transformer.cli import export
+from hf_vanilla_transformer.cli.output import UsageError
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "hf_vanilla_transformer"]  # what `vanilla-transformer` starts
@@ -166,9 +167,9 @@ def test_underscores_in_names_of_options(run, tiny_checkpoint, tmp_path):
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 def test_ipv6_with_brackets_or_without(host):
-    name = common.host_name(host)
-    assert (name, common.in_url(name), common.is_this_machine(name)) == ("::1", "[::1]", True)
-    assert common.in_url(common.host_name("localhost")) == "localhost"
+    name = types.host_name(host)
+    assert (name, types.in_url(name), types.is_this_machine(name)) == ("::1", "[::1]", True)
+    assert types.in_url(types.host_name("localhost")) == "localhost"
 
 
 # What goes wrong
@@ -193,7 +194,7 @@ def test_export_names_the_extra_that_it_needs(monkeypatch, system, package):
     monkeypatch.setitem(sys.modules, package, None)
     option = "--onnx" if system == "transformers_js" else f"--to {system}"
     with pytest.raises(UsageError, match=rf"^{option} needs more packages .*: run pip install '.\[export\]' in a"):
-        export.exporter_of(system)
+        export.check_packages(system)
 
 
 @pytest.mark.parametrize(
@@ -226,16 +227,6 @@ def test_wrong_use_is_one_line_that_names_the_fix(run, tiny_checkpoint, argument
     code, out, err = run(*arguments, stdin=stdin)
     assert (code, out) == (2, "")
     assert re.fullmatch(f"vanilla-transformer: error: .*{message}.*\n", err), err
-
-
-@pytest.mark.parametrize("damaged", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_damaged_checkpoint_is_one_line(run, tiny_checkpoint, tmp_path, damaged):
-    for file in tiny_checkpoint.iterdir():
-        if file.is_file():
-            (tmp_path / file.name).write_bytes(b"{" if file.name == damaged else file.read_bytes())
-    code, out, err = run("translate", "--model", tmp_path, "nine")
-    assert (code, out) == (2, "")
-    assert re.fullmatch(r"vanilla-transformer: error: can't load .*\n", err), err
 
 
 def test_a_folder_with_onnx_graphs_is_named_as_such(run, tiny_checkpoint, tmp_path):

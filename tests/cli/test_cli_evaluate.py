@@ -14,7 +14,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForCo
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast, __version__, engine
 from hf_vanilla_transformer.cli import evaluate
-from hf_vanilla_transformer.cli.common import UsageError, decoding_options
+from hf_vanilla_transformer.cli.models import decoding_options
+from hf_vanilla_transformer.cli.output import UsageError
 from hf_vanilla_transformer.metrics import (
     compound_split_bleu,
     corpus_bleu,

@@ -120,14 +120,14 @@ def test_a_stock_model_has_no_code(pushed, capsys):
 def test_graphs_are_sent_and_those_of_an_earlier_model_removed(pushed, monkeypatch, capsys):
     transformers_js = pytest.importorskip("hf_vanilla_transformer.interop.transformers_js")
 
-    def export(model, tokenizer, folder):
-        notes = stock.export(model, tokenizer, folder)
+    def write(model, tokenizer, folder):
+        notes = stock.write_stock(model, tokenizer, folder)
         for name in ("onnx/encoder_model.onnx", "onnx/other/encoder_model.onnx", "onnx/notes.txt"):
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text("a graph")
         return [*notes, "transformers.js opens the graphs"]
 
-    monkeypatch.setattr(transformers_js, "export", export)
+    monkeypatch.setattr(transformers_js, "write_transformers_js", write)
     local, folder, _ = pushed
     command = ["push", str(folder / "first"), "me/graphs", "--as", "stock"]
     assert cli.main([*command, "--onnx"]) == 0

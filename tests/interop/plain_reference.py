@@ -7,6 +7,31 @@ import torch
 import torch.nn.functional as F
 
 
+def random_weights(names, rows, width, inner, layers, *, attention_bias=True, ffn_bias=True, last_norms=True):
+    """Random tensors by the names of a `Reference`; `rows`, `inner` and `layers` are those of source and target."""
+    tensors = {}
+
+    def module(name, *shape, bias=True):
+        tensors[f"{name}.weight"] = torch.randn(*shape) * 0.6 + (len(shape) == 1)
+        if bias:
+            tensors[f"{name}.bias"] = torch.randn(shape[0])
+
+    for side, (role, stack) in enumerate((("source", "encoder"), ("target", "decoder"))):
+        module(names[role], rows[side], width, bias=False)
+        if last_norms:
+            module(f"{stack}.layer_norm", width)
+        attentions = [names["own"][side], names["cross"]][: 1 + side]
+        for layer in (names[stack].format(number) for number in range(layers[side])):
+            for name in (f"{layer}.{attention}.{part}" for attention in attentions for part in names["attention"]):
+                module(name, width, width, bias=attention_bias)
+            first, second = (f"{layer}.{name}" for name in names["feed_forward"])
+            module(first, inner[side], width, bias=ffn_bias)
+            module(second, width, inner[side], bias=ffn_bias)
+            for norm in names[f"{stack}_norms"]:
+                module(f"{layer}.{norm}", width)
+    return tensors
+
+
 @dataclass
 class Reference:
     """`names` has, by role, the other system's names with {} for a layer's number."""

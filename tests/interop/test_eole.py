@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_reference import Reference, assert_same
+from plain_reference import Reference, assert_same, random_weights
 from safetensors.torch import save_file
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.interop import eole
-from hf_vanilla_transformer.interop.conversion import ConversionError, Options
 from hf_vanilla_transformer.interop.convert import recognise
+from hf_vanilla_transformer.interop.interface import ConversionError, ConversionOptions
 
 WIDTH, INNER, LAYERS = 12, 10, {"encoder": 2, "decoder": 3}
 SPECIAL = ["<unk>", "<blank>", "<s>", "</s>"]
@@ -33,26 +33,12 @@ MODEL = {
 
 def weights(biased: bool = False, tied: str = "none") -> dict[str, torch.Tensor]:
     """Random weights in Eole's layout."""
-    tensors = {}
-
-    def module(name: str, *shape: int, bias: bool = True) -> None:
-        tensors[f"{name}.weight"] = torch.randn(*shape) * 0.6 + (1 if len(shape) == 1 else 0)
-        if bias:
-            tensors[f"{name}.bias"] = torch.randn(shape[0])
-
-    module(ROLES["source"], len(WORDS["src"]), WIDTH, bias=False)
-    if tied != "all":
-        module(ROLES["target"], len(WORDS["tgt"]), WIDTH, bias=False)
-    for stack in LAYERS:
-        module(f"{stack}.layer_norm", WIDTH)
-    for stack, layer in ((stack, ROLES[stack].format(n)) for stack, number in LAYERS.items() for n in range(number)):
-        attentions = ("self_attn", "context_attn")[: 1 + (stack == "decoder")]
-        for name in (f"{layer}.{attention}.{part}" for attention in attentions for part in ROLES["attention"]):
-            module(name, WIDTH, WIDTH, bias=biased)
-        module(f"{layer}.mlp.gate_up_proj", INNER, WIDTH, bias=biased)
-        module(f"{layer}.mlp.down_proj", WIDTH, INNER, bias=biased)
-        for norm in ROLES[f"{stack}_norms"]:
-            module(f"{layer}.{norm}", WIDTH)
+    sides = [len(words) for words in WORDS.values()]
+    tensors = random_weights(
+        ROLES, sides, WIDTH, (INNER, INNER), (*LAYERS.values(),), attention_bias=biased, ffn_bias=biased
+    )
+    if tied == "all":
+        del tensors[f"{ROLES['target']}.weight"]
     for number in range(LAYERS["decoder"]):
         tensors[f"{ROLES['decoder'].format(number)}.layer_scalar"] = torch.ones(1)
     rows = len(WORDS["src" if tied == "all" else "tgt"])
@@ -84,7 +70,7 @@ def test_logits_and_decoding(variant, tmp_path):
     tensors = weights(variant == "biased", tying)
     words = {"src": WORDS["src"], "tgt": WORDS["src"]} if variant == "shared" else None
     assert recognise(write(tmp_path, tensors, words, model)) == "eole"
-    ours = eole.load(tmp_path, Options(with_tokenizer=False)).model
+    ours = eole.load(tmp_path, ConversionOptions(with_tokenizer=False)).model
     assert ours.config.tie_word_embeddings == (variant in ("tied", "shared"))
     assert ours.config.share_encoder_decoder_embeddings == (variant == "shared")
     if variant == "shared":
@@ -105,7 +91,7 @@ def test_logits_and_decoding(variant, tmp_path):
 def test_learned_positions_are_not_scaled(tmp_path):
     tensors = weights() | {f"{side}_emb.pe.weight": torch.randn(30, WIDTH) for side in ("src", "tgt")}
     model = {"embeddings": {"position_encoding_type": "Learned", "n_positions": 30}}
-    ours = eole.load(write(tmp_path, tensors, model=model), Options(with_tokenizer=False)).model
+    ours = eole.load(write(tmp_path, tensors, model=model), ConversionOptions(with_tokenizer=False)).model
     assert (ours.config.position_encoding, ours.config.scale_embedding) == ("learned", False)
     assert torch.equal(ours.model.encoder.embed_positions.weight, tensors["src_emb.pe.weight"])
 
@@ -114,7 +100,7 @@ def test_the_command_and_its_tokenizer(tmp_path, capsys):
     write(tmp_path, weights())
     assert cli.main(["convert", str(tmp_path), "--output", str(tmp_path / "ours")]) == 0
     assert "note: a folder of Eole has no generation settings" in capsys.readouterr().out
-    made = eole.load(tmp_path, Options())
+    made = eole.load(tmp_path, ConversionOptions())
     assert made.tokenizer("s1 s2 x")["input_ids"] == [5, 6, 0]  # sources have no end
     assert made.tokenizer(text_target="t1 t2")["input_ids"] == [5, 6, 3]
 
@@ -135,11 +121,11 @@ def test_the_command_and_its_tokenizer(tmp_path, capsys):
 def test_other_models_are_refused(change, message, tmp_path):
     write(tmp_path, weights(), **change)
     with pytest.raises(ConversionError, match=message):
-        eole.load(tmp_path, Options())
+        eole.load(tmp_path, ConversionOptions())
 
 
 def test_missing_weights_are_named(tmp_path):
     write(tmp_path, weights())
     (tmp_path / "model.00.safetensors").unlink()
     with pytest.raises(ConversionError, match=r"has no model\.00\.safetensors; give the folder that `eole train`"):
-        eole.load(tmp_path, Options())
+        eole.load(tmp_path, ConversionOptions())

@@ -6,20 +6,19 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_reference import Reference
+from plain_reference import Reference, random_weights
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.interop import fairseq, pickles
-from hf_vanilla_transformer.interop.conversion import ConversionError, Options
 from hf_vanilla_transformer.interop.convert import convert, recognise
+from hf_vanilla_transformer.interop.interface import ConversionError, ConversionOptions
 
 # All sizes differ, so that no axis can be taken for another.
 D, FFN, WORDS, TARGET_WORDS, POSITIONS = 12, {"encoder": 10, "decoder": 14}, 17, 19, 25
 LAYERS, HEADS = {"encoder": 2, "decoder": 3}, {"encoder": 2, "decoder": 3}
 PAD, END = 1, 2
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
-ATTENTIONS = {"encoder": ["self_attn"], "decoder": ["self_attn", "encoder_attn"]}
 
 CASES = {
     "iwslt": {},
@@ -59,28 +58,18 @@ def tensors(case):
     """Random tensors with fairseq's names of today."""
     torch.manual_seed(5)
     random = lambda *shape: torch.randn(shape) * 0.4  # noqa: E731
-    shared = case.get("share_all_embeddings")
-    source = random(WORDS, D)
-    target = source if shared else random(TARGET_WORDS, D)
-    is_tied = shared or case.get("share_decoder_input_output_embed")
-    state = {"encoder.embed_tokens.weight": source, "decoder.embed_tokens.weight": target}
-    state["decoder.output_projection.weight"] = target if is_tied else random(TARGET_WORDS, D)
-    for stack, layers in LAYERS.items():
+    sizes = ((WORDS, TARGET_WORDS), D, (*FFN.values(),), (*LAYERS.values(),))
+    state = random_weights(ROLES, *sizes, last_norms=case.get("encoder_normalize_before", False))
+    source, target = (f"{ROLES[role]}.weight" for role in ("source", "target"))
+    if case.get("share_all_embeddings"):
+        state[target] = state[source]
+    is_tied = case.get("share_all_embeddings") or case.get("share_decoder_input_output_embed")
+    state[f"{ROLES['output']}.weight"] = state[target] if is_tied else random(TARGET_WORDS, D)
+    for stack in LAYERS:
         state[f"{stack}.version"] = torch.tensor([3.0])
         state[f"{stack}.embed_positions._float_tensor"] = torch.zeros(1)
         if case.get("encoder_learned_pos"):
             state[f"{stack}.embed_positions.weight"] = random(POSITIONS + PAD + 1, D)
-        for number in range(layers):
-            place = f"{stack}.layers.{number}."
-            inner = FFN[stack]
-            parts = [f"{attention}.{part}" for attention in ATTENTIONS[stack] for part in PROJECTIONS]
-            maps = {**dict.fromkeys(parts, (D, D)), "fc1": (inner, D), "fc2": (D, inner)}
-            for name, (rows, columns) in maps.items():
-                state |= {f"{place}{name}.weight": random(rows, columns), f"{place}{name}.bias": random(rows)}
-            for norm in ROLES[f"{stack}_norms"]:
-                state |= {f"{place}{norm}.weight": random(D) + 1, f"{place}{norm}.bias": random(D)}
-        if case.get("encoder_normalize_before"):
-            state |= {f"{stack}.layer_norm.{kind}": random(D) + (kind == "weight") for kind in ("weight", "bias")}
     return state
 
 
@@ -201,7 +190,7 @@ def search(theirs, row, beams, longest):
 @pytest.mark.parametrize("case", CASES)
 def test_same_logits_and_translations(case, tmp_path):
     theirs = checkpoint(tmp_path / "model", CASES[case])
-    ours = fairseq.load(tmp_path / "model", Options(with_tokenizer=False)).model
+    ours = fairseq.load(tmp_path / "model", ConversionOptions(with_tokenizer=False)).model
     assert ours.config.share_encoder_decoder_embeddings == bool(CASES[case].get("share_all_embeddings"))
     assert_same(ours, theirs)
 
@@ -247,17 +236,17 @@ def test_dictionaries(tmp_path):
         fairseq.dictionary(file)
     write_dictionary(file, WORDS + 1)
     with pytest.raises(ConversionError, match="the source dictionary has 18 entries and the embeddings 17 rows"):
-        fairseq.load(tmp_path, Options(with_tokenizer=False))
+        fairseq.load(tmp_path, ConversionOptions(with_tokenizer=False))
 
 
 def test_a_file_from_before_pytorch_1_6(tmp_path):
     """The published models of 2018 and 2019 are no zip archives."""
     checkpoint(tmp_path, {})
     file = tmp_path / "checkpoint_best.pt"
-    newer = fairseq.load(file, Options(with_tokenizer=False)).model.state_dict()
+    newer = fairseq.load(file, ConversionOptions(with_tokenizer=False)).model.state_dict()
     torch.save(torch.load(file, weights_only=False), tmp_path / "model.pt", _use_new_zipfile_serialization=False)
     assert recognise(tmp_path / "model.pt") == "fairseq"
-    older = fairseq.load(tmp_path / "model.pt", Options(with_tokenizer=False)).model.state_dict()
+    older = fairseq.load(tmp_path / "model.pt", ConversionOptions(with_tokenizer=False)).model.state_dict()
     assert all(torch.equal(value, older[name]) for name, value in newer.items())
 
 

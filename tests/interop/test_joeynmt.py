@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from plain_reference import Reference, assert_same
+from plain_reference import Reference, assert_same, random_weights
 from transformers import AutoTokenizer
 
 from hf_vanilla_transformer.interop import joeynmt
-from hf_vanilla_transformer.interop.conversion import ConversionError, Options
 from hf_vanilla_transformer.interop.convert import recognise
+from hf_vanilla_transformer.interop.interface import ConversionError, ConversionOptions
 
 WIDTH, HEADS, LAYERS, INNER = 12, (2, 3), (2, 3), (10, 14)
 SPECIAL = ["<unk>", "<pad>", "<s>", "</s>"]
@@ -37,26 +37,9 @@ def settings(layer_norm="post", scale=True, activation="relu", **testing):
 
 
 def weights(pre):
-    tensors = {}
-
-    def module(name, *shape, bias=True):
-        tensors[f"{name}.weight"] = torch.randn(*shape) * 0.6 + (1 if len(shape) == 1 else 0)
-        if bias:
-            tensors[f"{name}.bias"] = torch.randn(shape[0])
-
-    for role, side in (("source", "src"), ("target", "trg"), ("output", "trg")):
-        module(ROLES[role], len(TOKENS[side]), WIDTH, bias=False)
-    for i, (stack, attentions) in enumerate({"encoder": ROLES["own"][:1], "decoder": ("trg_trg_att", "src_trg_att")}.items()):  # fmt: skip  # noqa: E501
-        if pre:
-            module(f"{stack}.layer_norm", WIDTH)
-        for layer in (ROLES[stack].format(number) for number in range(LAYERS[i])):
-            for name in (f"{attention}.{part}" for attention in attentions for part in ROLES["attention"]):
-                module(f"{layer}.{name}", WIDTH, WIDTH)
-            module(f"{layer}.{ROLES['feed_forward'][0]}", INNER[i], WIDTH)
-            module(f"{layer}.{ROLES['feed_forward'][1]}", WIDTH, INNER[i])
-            for norm in ROLES[f"{stack}_norms"]:
-                module(f"{layer}.{norm}", WIDTH)
-    return tensors
+    rows = [len(tokens) for tokens in TOKENS.values()]
+    tensors = random_weights(ROLES, rows, WIDTH, INNER, LAYERS, last_norms=pre)
+    return tensors | {f"{ROLES['output']}.weight": torch.randn(rows[1], WIDTH) * 0.6}
 
 
 def write(folder, config, tensors, tokens=TOKENS, **more):
@@ -69,14 +52,14 @@ def write(folder, config, tensors, tokens=TOKENS, **more):
 
 def load(folder):
     assert recognise(folder) == "joeynmt"
-    return joeynmt.load(folder, Options(with_tokenizer=False))
+    return joeynmt.load(folder, ConversionOptions(with_tokenizer=False))
 
 
 def test_words_and_characters_need_no_files(tmp_path):
     """Each side has its own level: letters in and words out, spaces among letters as "▁" (its BasicTokenizer)."""
     config = {**settings(), "data": {"src": {"level": "char"}, "trg": {"level": "word"}}}
     tokens = {"src": [*TOKENS["src"][:5], "▁", *TOKENS["src"][6:]], "trg": TOKENS["trg"]}
-    tokenizer = joeynmt.load(write(tmp_path, config, weights(False), tokens), Options()).tokenizer
+    tokenizer = joeynmt.load(write(tmp_path, config, weights(False), tokens), ConversionOptions()).tokenizer
     tokenizer.save_pretrained(tmp_path / "saved")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert tokenizer.tokenize("s 1") == ["s", "▁", "1"]
@@ -95,7 +78,7 @@ def test_its_tokenizer(tmp_path):
     merges = [*(f"{s} {n}</w>\n" for s in "st" for n in range(9)), "s 1\n", "s1 5</w>\n", "s1 9</w>\n"]
     (tmp_path / "codes.3000").write_text("#version: 0.2\n" + "".join(merges))
     write(tmp_path, config, weights(False))
-    made = joeynmt.load(tmp_path, Options())
+    made = joeynmt.load(tmp_path, ConversionOptions())
     assert made.tokenizer.tokenize("s1 s15 s19") == ["s1", "s15", "s@@", "1@@", "9"]  # there is no s19
     assert made.tokenizer("s1 s15")["input_ids"] == [5, 19, 3]
     assert made.tokenizer(text_target="t1 t2")["input_ids"] == [5, 6, 3]
@@ -107,7 +90,7 @@ def test_its_tokenizer(tmp_path):
     ):
         write(tmp_path, {**config, "data": {"src": {**side, **change}, "trg": side}}, weights(False))
         with pytest.raises(ConversionError, match=message):
-            joeynmt.load(tmp_path, Options())
+            joeynmt.load(tmp_path, ConversionOptions())
 
 
 def test_models_that_read_prompts_are_refused(tmp_path):

@@ -22,8 +22,8 @@ from transformers import (
 
 from hf_vanilla_transformer import Translator, cli, engine
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint, load_model
-from hf_vanilla_transformer.interop.convert import convert
-from hf_vanilla_transformer.interop.marian import from_marian, opus_mt_tokenizer, recognises
+from hf_vanilla_transformer.interop.convert import convert, recognise
+from hf_vanilla_transformer.interop.marian import from_marian, opus_mt_tokenizer
 
 PAD = 30
 # Where all sizes differ from one another, no axis can be taken for another.
@@ -192,7 +192,7 @@ FILES = {
 @pytest.mark.parametrize("kind", FILES)
 def test_folders(kind, copy_of):
     FILES[kind](copy_of)
-    assert recognises(copy_of)
+    assert recognise(copy_of) == "marian"
     theirs = MarianMTModel.from_pretrained(copy_of)
     ours, tokenizer = from_marian(copy_of)
     inputs = tokenizer(["A man is riding a bicycle.", "Two girls"], padding=True, return_tensors="pt")

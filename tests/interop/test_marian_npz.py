@@ -11,8 +11,8 @@ import yaml
 
 from hf_vanilla_transformer import Translator, cli
 from hf_vanilla_transformer.interop import marian_npz
-from hf_vanilla_transformer.interop.conversion import ConversionError, Options
 from hf_vanilla_transformer.interop.convert import recognise
+from hf_vanilla_transformer.interop.interface import ConversionError, ConversionOptions
 from hf_vanilla_transformer.translation.scoring import score_pairs
 
 DIM, INNER, HEADS, WORDS = 8, 12, 2, ["</s>", "<unk>", "a", "b", '"', "no", "1.0", "d"]
@@ -138,12 +138,12 @@ class Reference:
         return inner @ self.w[f"{layer}_ffn_W2"] + self.w[f"{layer}_ffn_b2"]
 
 
-def write(folder, weights: dict[str, np.ndarray]) -> Options:
+def write(folder, weights: dict[str, np.ndarray]) -> ConversionOptions:
     """Writes a model with a vocabulary in Marian's own YAML, and returns the options of its conversion."""
     np.savez(folder / "model.npz", **weights)
     quoted = {'"': r'"\""', "no": '"no"'}
     (folder / "vocab.yml").write_text("".join(f"{quoted.get(word, word)}: {n}\n" for n, word in enumerate(WORDS)))
-    return Options(vocab=(folder / "vocab.yml",))
+    return ConversionOptions(vocab=(folder / "vocab.yml",))
 
 
 @pytest.mark.parametrize("tying", TYINGS)
@@ -182,7 +182,7 @@ def test_pieces_of_sentencepiece(tmp_path):
     )  # fmt: skip
     shutil.move(tmp_path / "m.model", tmp_path / "vocab.spm")
     write(tmp_path, arrays())
-    found = marian_npz.load(tmp_path / "model.npz", Options(vocab=(tmp_path / "vocab.spm",)))
+    found = marian_npz.load(tmp_path / "model.npz", ConversionOptions(vocab=(tmp_path / "vocab.spm",)))
     model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "vocab.spm"))
     assert found.tokenizer("ab cab")["input_ids"] == [*model.encode("ab cab"), 0]
     assert found.tokenizer.decode(model.encode("ab cab")) == "ab cab"

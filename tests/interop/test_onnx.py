@@ -21,8 +21,8 @@ from hf_vanilla_transformer import (
     cli,
 )
 from hf_vanilla_transformer.configuration_vanilla_transformer import POSITION_ENCODINGS
-from hf_vanilla_transformer.interop.conversion import ConversionError
 from hf_vanilla_transformer.interop.convert import convert
+from hf_vanilla_transformer.interop.interface import ConversionError
 from hf_vanilla_transformer.modeling_vanilla_transformer import SinusoidalPositions
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime isn't installed")
@@ -143,7 +143,7 @@ def both(tmp_path_factory):
     model = make_model(**SINUSOIDS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD", 0)
-        notes = exporter.export(model, NoTokenizer(), place)
+        notes = exporter.write_onnx(model, NoTokenizer(), place)
     return model, place, notes
 
 
@@ -262,4 +262,4 @@ def test_graphs_that_compute_something_else_are_refused(tmp_path, monkeypatch, e
     monkeypatch.setattr(exporter, "_write", lambda *arguments: None)
     monkeypatch.setattr(exporter, "_logits_of_graphs", lambda model, sizes, run: exporter._logits(model, sizes) + error)
     with pytest.raises(ConversionError, match="onnxruntime's logits differ from the model's by"):
-        exporter.export(make_model(position_encoding="learned", scale_embedding=False), NoTokenizer(), tmp_path)
+        exporter.write_onnx(make_model(position_encoding="learned", scale_embedding=False), NoTokenizer(), tmp_path)

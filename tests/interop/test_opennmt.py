@@ -7,13 +7,13 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_reference import Reference, assert_same
+from plain_reference import Reference, assert_same, random_weights
 from safetensors.torch import save_file
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.interop import opennmt
-from hf_vanilla_transformer.interop.conversion import ConversionError, Options
 from hf_vanilla_transformer.interop.convert import recognise
+from hf_vanilla_transformer.interop.interface import ConversionError, ConversionOptions
 
 WIDTH, INNER, ENCODER, DECODER = 12, 10, 2, 3
 SPECIAL = ["<unk>", "<blank>", "<s>", "</s>"]
@@ -43,26 +43,9 @@ def options(**changes):
 
 def checkpoint(*, biased=False, vocabulary=VOCABULARY, **changes):
     """Random weights in OpenNMT-py's layout."""
-    tensors = {}
-
-    def module(name, *shape, bias=True, gain=0.6):
-        tensors[f"{name}.weight"] = torch.randn(*shape) * gain + (1 if len(shape) == 1 else 0)
-        if bias:
-            tensors[f"{name}.bias"] = torch.randn(shape[0])
-
-    for side, stack in (("src", "encoder"), ("tgt", "decoder")):
-        module(f"{stack}.{LUT}", len(vocabulary[side]), WIDTH, bias=False)
-        module(f"{stack}.layer_norm", WIDTH)
-    for stack, number, attentions in (("encoder", ENCODER, ["self_attn"]), ("decoder", DECODER, ["self_attn", "context_attn"])):  # fmt: skip  # noqa: E501
-        for layer in (ROLES[stack].format(i) for i in range(number)):
-            for attention in attentions:
-                for part in ROLES["attention"]:
-                    module(f"{layer}.{attention}.{part}", WIDTH, WIDTH, bias=biased)
-            module(f"{layer}.feed_forward.w_1", INNER, WIDTH)
-            module(f"{layer}.feed_forward.w_2", WIDTH, INNER)
-            for norm in ROLES[f"{stack}_norms"]:
-                module(f"{layer}.{norm}", WIDTH)
-    output = {"weight": torch.randn(len(vocabulary["tgt"]), WIDTH), "bias": torch.randn(len(vocabulary["tgt"]))}
+    rows = [len(vocabulary[side]) for side in ("src", "tgt")]
+    tensors = random_weights(ROLES, rows, WIDTH, (INNER, INNER), (ENCODER, DECODER), attention_bias=biased)
+    output = {"weight": torch.randn(rows[1], WIDTH), "bias": torch.randn(rows[1])}
     return {
         "model": tensors,
         "generator": output,
@@ -75,7 +58,7 @@ def checkpoint(*, biased=False, vocabulary=VOCABULARY, **changes):
 def load(value, tmp_path):
     torch.save(value, tmp_path / "model_step_7.pt")
     assert recognise(tmp_path / "model_step_7.pt") == "opennmt"
-    return opennmt.load(tmp_path / "model_step_7.pt", Options(with_tokenizer=False)).model
+    return opennmt.load(tmp_path / "model_step_7.pt", ConversionOptions(with_tokenizer=False)).model
 
 
 def test_its_tokenizer(tmp_path):
@@ -83,7 +66,7 @@ def test_its_tokenizer(tmp_path):
     value = checkpoint(transforms=["bpe", "filtertoolong"], src_subword_model="data/s.codes", tgt_subword_model=None)
     (tmp_path / "s.codes").write_text("#version: 0.2\n" + "".join(f"{s} {n}</w>\n" for s in "st" for n in range(9)))
     torch.save(value, tmp_path / "model_step_7.pt")
-    made = opennmt.load(tmp_path / "model_step_7.pt", Options())
+    made = opennmt.load(tmp_path / "model_step_7.pt", ConversionOptions())
     assert made.tokenizer("s1 s2 s3")["input_ids"] == [5, 6, 7]
     assert made.tokenizer(text_target="t1 t2 x")["input_ids"] == [5, 6, 0, 3]
     assert (made.tokenizer.pad_token_id, made.tokenizer.eos_token_id) == (1, 3)
@@ -103,7 +86,7 @@ def test_its_tokenizer(tmp_path):
     ):
         torch.save(checkpoint(**changes), tmp_path / "model_step_7.pt")
         with pytest.raises(ConversionError, match=message):
-            opennmt.load(tmp_path / "model_step_7.pt", Options())
+            opennmt.load(tmp_path / "model_step_7.pt", ConversionOptions())
 
 
 def all_tensors(value):

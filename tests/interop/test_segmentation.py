@@ -15,7 +15,7 @@ from subword_nmt import apply_bpe, learn_bpe
 from transformers import AutoTokenizer
 
 from hf_vanilla_transformer import DictionaryTokenizer, tokenization_dictionary
-from hf_vanilla_transformer.interop.conversion import ConversionError
+from hf_vanilla_transformer.interop.interface import ConversionError
 from hf_vanilla_transformer.interop.segmentation import tokenizer_of
 
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}

@@ -20,7 +20,7 @@ from hf_vanilla_transformer import (
 )
 from hf_vanilla_transformer.data.symbols import train_tokenizer
 from hf_vanilla_transformer.interop import stock
-from hf_vanilla_transformer.interop.conversion import ConversionError
+from hf_vanilla_transformer.interop.interface import ConversionError
 
 TEXTS = ["half past nine", "halb zehn", "the fourth of May", "der vierte Mai", "two euros", "zwei Euro </s> <pad>"]
 SIZES = {
@@ -64,7 +64,7 @@ def model_of(tokenizer, **fields) -> VanillaTransformerForConditionalGeneration:
 @pytest.mark.parametrize(("fields", "name"), KINDS)
 def test_logits_and_outputs_are_the_models(fields, name, tokenizer, tmp_path):
     model = model_of(tokenizer, **fields)
-    notes = stock.export(model, tokenizer, tmp_path)
+    notes = stock.write_stock(model, tokenizer, tmp_path)
     assert notes[0].startswith(f"it is a {name}")
     assert is_for_5(fields, name) is any("it needs transformers 5" in note for note in notes)
     own = AutoTokenizer.from_pretrained(tmp_path)
@@ -86,7 +86,7 @@ def test_logits_and_outputs_are_the_models(fields, name, tokenizer, tmp_path):
 @pytest.mark.parametrize(("fields", "name"), KINDS)
 def test_convert_brings_it_back(fields, name, tokenizer, tmp_path, capsys):
     model = model_of(tokenizer, **fields)
-    stock.export(model, tokenizer, tmp_path)
+    stock.write_stock(model, tokenizer, tmp_path)
     assert cli.main(["convert", str(tmp_path), "--output", str(tmp_path / "back")]) == 0
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "back").eval()
     assert type(again) is VanillaTransformerForConditionalGeneration
@@ -200,7 +200,7 @@ def test_base_sized_models(fields, name, tokenizer, tmp_path):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter *= 0.1 if parameter.dim() == 2 else 1.0
-    stock.export(model, tokenizer, tmp_path)
+    stock.write_stock(model, tokenizer, tmp_path)
     found = without_the_package(OUTPUTS, tmp_path, tmp_path / "out")
     assert found["class"] == name
     assert_same(found, model, tokenizer, tmp_path / "out")
@@ -222,7 +222,7 @@ def transformers_4(tmp_path_factory):
 @pytest.mark.parametrize(("fields", "name"), [one for one in KINDS if not is_for_5(*one)])
 def test_transformers_4_opens_it(fields, name, tokenizer, transformers_4, tmp_path):
     model = model_of(tokenizer, **fields)
-    stock.export(model, tokenizer, tmp_path)
+    stock.write_stock(model, tokenizer, tmp_path)
     found = without_the_package(OUTPUTS, tmp_path, tmp_path / "out", transformers_4)
     assert (found["version"], found["class"]) == ("4.57.6", name)
     assert_same(found, model, tokenizer, tmp_path / "out")
@@ -230,7 +230,7 @@ def test_transformers_4_opens_it(fields, name, tokenizer, transformers_4, tmp_pa
 
 @pytest.mark.slow
 def test_a_trainer_without_the_package_trains_on_and_convert_brings_it_back(tokenizer, tmp_path):
-    stock.export(model_of(tokenizer), tokenizer, tmp_path)
+    stock.write_stock(model_of(tokenizer), tokenizer, tmp_path)
     found = without_the_package(TRAINING + OUTPUTS, tmp_path, tmp_path / "out")
     assert found["losses"][-1] < found["losses"][0] - 0.5
     assert cli.main(["convert", str(tmp_path / "out"), "--output", str(tmp_path / "back")]) == 0
@@ -240,7 +240,7 @@ def test_a_trainer_without_the_package_trains_on_and_convert_brings_it_back(toke
 
 def test_it_trains_on(tokenizer, tmp_path):
     model = model_of(tokenizer)
-    stock.export(model, tokenizer, tmp_path)
+    stock.write_stock(model, tokenizer, tmp_path)
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert again.config.dropout == model.config.dropout
     rows = [tokenizer(text, text_target=text) for text in TEXTS]
@@ -255,7 +255,7 @@ def test_it_trains_on(tokenizer, tmp_path):
 def test_symbols_stay(tmp_path):
     pairs = [{"source": "a b", "target": "x t͡ɕ"}]
     tokenizer = train_tokenizer(pairs, ["words"])
-    stock.export(model_of(tokenizer), tokenizer, tmp_path)
+    stock.write_stock(model_of(tokenizer), tokenizer, tmp_path)
     own = AutoTokenizer.from_pretrained(tmp_path)
     assert own("a  t͡ɕ Q </s>")["input_ids"] == tokenizer("a  t͡ɕ Q </s>")["input_ids"]
     assert own.unk_token == "<unk>"
@@ -275,7 +275,7 @@ def test_symbols_stay(tmp_path):
 )
 def test_what_no_class_can_be_is_refused(fields, message, tokenizer, tmp_path):
     with pytest.raises(ConversionError, match=message):
-        stock.export(model_of(tokenizer, **fields), tokenizer, tmp_path)
+        stock.write_stock(model_of(tokenizer, **fields), tokenizer, tmp_path)
     assert not any(tmp_path.iterdir())
 
 
@@ -289,11 +289,11 @@ def test_tokenizers_of_this_package_are_refused(tmp_path):
     )
     for tokenizer in (two, words):
         with pytest.raises(ConversionError, match=f"{type(tokenizer).__name__}, is code of this package"):
-            stock.export(model_of(two), tokenizer, tmp_path)
+            stock.write_stock(model_of(two), tokenizer, tmp_path)
     assert not any(tmp_path.iterdir())
 
 
 def test_a_wrong_table_would_be_noticed(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(stock, "_sines_first", lambda name, value: value)
     with pytest.raises(ConversionError, match=r"the logits of the exported model differ by .* of the largest"):
-        stock.export(model_of(tokenizer), tokenizer, tmp_path)
+        stock.write_stock(model_of(tokenizer), tokenizer, tmp_path)

@@ -13,7 +13,9 @@ from hf_vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizerFast,
+    export,
 )
+from hf_vanilla_transformer.interop.interface import ConversionError
 
 PAD, START = 0, 1
 SIZES = {
@@ -62,19 +64,6 @@ def make_model(tokenizer, dtype=torch.float32, **fields):
     return model.to(dtype)
 
 
-def exported(vanilla_transformer, model, tokenizer, folder):
-    """Saves a model, exports it by the command, and returns the notes."""
-    model.save_pretrained(folder / "ours")
-    tokenizer.save_pretrained(folder / "ours")
-    code, out, err = vanilla_transformer(
-        "export", "--model", folder / "ours", "--to", "torch", "--output", folder / "out"
-    )
-    assert (code, err) == (0, "")
-    first, *notes = out.splitlines()
-    assert first == f"exported {folder / 'ours'} into {folder / 'out'}"
-    return [note.removeprefix("note: ") for note in notes]
-
-
 def note_of(notes, beginning):
     (note,) = [note.removeprefix(beginning) for note in notes if note.startswith(beginning)]
     return note
@@ -112,7 +101,8 @@ def test_there_and_back(vanilla_transformer, tokenizer, tmp_path, monkeypatch, v
     model = make_model(tokenizer, **VARIANTS[variant])
     if variant == "learned":
         model.get_encoder().embed_positions.weight.data[8] = 0  # as fairseq's padding has it
-    notes = exported(vanilla_transformer, model, tokenizer, tmp_path)
+    model.save_pretrained(tmp_path / "ours")
+    notes = export(model, tmp_path / "out", to="torch", tokenizer=tokenizer)
 
     transformer, weights = loaded(notes, tmp_path / "out", monkeypatch)
     if model.dtype == torch.float32:
@@ -148,13 +138,15 @@ def test_there_and_back(vanilla_transformer, tokenizer, tmp_path, monkeypatch, v
         ({"head_dim": 5}, "head_dim is 5"),
     ],
 )
-def test_what_it_has_no_place_for_is_refused(vanilla_transformer, tokenizer, tmp_path, fields, reason):
-    make_model(tokenizer, **fields).save_pretrained(tmp_path / "ours")
-    tokenizer.save_pretrained(tmp_path / "ours")
-    code, _, err = vanilla_transformer(
-        "export", "--model", tmp_path / "ours", "--to", "torch", "--output", tmp_path / "out"
-    )
-    assert (code, err.count("\n")) == (2, 1)
-    assert "torch.nn.Transformer" in err
-    assert reason in err
-    assert [file.name for file in tmp_path.iterdir()] == ["ours"]
+def test_what_it_has_no_place_for_is_refused(tokenizer, tmp_path, fields, reason):
+    with pytest.raises(ConversionError, match=f"torch.nn.Transformer.*{reason}"):
+        export(make_model(tokenizer, **fields), tmp_path / "out", to="torch", tokenizer=tokenizer)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_format_that_isnt_there(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="there is no format 'tflite'; give one of ctranslate2, onnx, stock, torch"):
+        export(make_model(tokenizer), tmp_path / "out", to="tflite", tokenizer=tokenizer)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'quantization'"):
+        export(make_model(tokenizer), tmp_path / "out", to="torch", tokenizer=tokenizer, quantization="int8")
+    assert not any(tmp_path.iterdir())

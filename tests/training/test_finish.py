@@ -5,13 +5,14 @@ from types import SimpleNamespace
 from hf_vanilla_transformer.data.formats import Corpus
 from hf_vanilla_transformer.training import finish
 from hf_vanilla_transformer.training.evaluation import TranslationMetrics
+from hf_vanilla_transformer.translation.evaluation import EvaluationResult
 
 
 def test_each_translation_has_a_line(tmp_path, monkeypatch):
     for name, text in (("test.en", "one\ntwo\nthree\n"), ("test.de", "eins\nzwei\ndrei\n")):
         (tmp_path / name).write_text(text)
     written = ["eins und", "zwei", ""]
-    monkeypatch.setattr(finish, "translate", lambda *_: written)
+    monkeypatch.setattr(finish, "evaluate", lambda *_, **__: EvaluationResult({}, written, 3, 5, None, {}))
     corpus = Corpus((str(tmp_path / "test.en"),), (str(tmp_path / "test.de"),))
     model = SimpleNamespace(generation_config=SimpleNamespace(num_beams=1))
     metrics = TranslationMetrics(SimpleNamespace())

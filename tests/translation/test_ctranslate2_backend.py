@@ -21,7 +21,7 @@ from hf_vanilla_transformer.translation.scoring import score_pairs
 from hf_vanilla_transformer.translation.translator import Translator
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed (the extra export has it)")
-from hf_vanilla_transformer.interop.ctranslate2 import export  # noqa: E402
+from hf_vanilla_transformer.interop.ctranslate2 import write_ctranslate2  # noqa: E402
 
 TEXTS = [*random_models.TEXTS[:5], " ", "it costs two hundred euros and five cents", "nine"]
 # Sums of log-probabilities in float32, which both compute in other orders.
@@ -201,7 +201,7 @@ def test_what_seq2seq_trainer_fills_in_is_no_setting(checkpoint, tokenizer, ours
     trainer = Seq2SeqTrainer(model, arguments, collator, eval_dataset=data, compute_metrics=lambda _: {})
     trainer.evaluate()
     assert (model.generation_config.max_length, model.generation_config.top_k) == (20, 50)
-    assert not re.search("top_k|max_decoding", "\n".join(export(model, tokenizer, tmp_path)))
+    assert not re.search("top_k|max_decoding", "\n".join(write_ctranslate2(model, tokenizer, tmp_path)))
     long = ["half past nine on the fourth of May " * 3]
     options = {"min_new_tokens": 30, "num_beams": 1}
     assert Translator(tmp_path, "cpu")(long, **options) == ours(long, **options)
@@ -211,7 +211,7 @@ def test_a_type_that_the_processor_lacks_is_named(checkpoint, tokenizer, tmp_pat
     lacking = {"int16", "bfloat16", "float16"} - ctranslate2.get_supported_compute_types("cpu")
     for name in sorted(lacking)[:1]:
         model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint).eval()
-        found = export(model, tokenizer, tmp_path, quantization=name)[-1]
+        found = write_ctranslate2(model, tokenizer, tmp_path, quantization=name)[-1]
         assert re.search(f"has no {name}: CTranslate2 computes in (int8_)?float32 here", found)
 
 

@@ -122,14 +122,14 @@ def test_chunks_of_any_size_make_the_lines_that_a_file_has(text, cuts):
 
 
 @pytest.fixture
-def run(command, tiny_checkpoint, monkeypatch, tmp_path):
+def run(vanilla_transformer, tiny_checkpoint, monkeypatch, tmp_path):
     """Runs `translate` in a folder of its own, with bytes or a file as standard input."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments, stdin=b""):
         file = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(file))
-        return command("translate", "--model", tiny_checkpoint, *OPTIONS, *arguments)
+        return vanilla_transformer("translate", "--model", tiny_checkpoint, *OPTIONS, *arguments)
 
     return run
 

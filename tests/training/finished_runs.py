@@ -1,38 +1,15 @@
-"""What the hard cases share: commands in this process, a small corpus, and runs that have been trained once."""
+"""Fixtures of tests that train by the command: a small corpus, its recipe, and a run that has been trained once."""
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from small_runs import recipe_in
 
 from hf_vanilla_transformer import cli
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a command left: its exit code and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def error(self) -> str:
-        """The one line of an error; fails if there is more, a traceback for instance."""
-        lines = [line for line in self.err.splitlines() if line.startswith("vanilla-transformer: error: ")]
-        assert "Traceback" not in self.err, self.err
-        assert len(lines) == 1, self.err
-        return lines[0]
-
-
-@pytest.fixture
-def command(vanilla_transformer: Callable[..., tuple[int, str, str]]) -> Callable[..., Result]:
-    """Runs `vanilla-transformer ARGUMENTS` in this process."""
-    return lambda *arguments: Result(*vanilla_transformer(*arguments))
 
 
 def quick_recipe_in(folder: Path) -> dict:
@@ -47,13 +24,13 @@ def recipe(tmp_path: Path) -> dict:
 
 
 @pytest.fixture
-def train(command: Callable[..., Result]) -> Callable[..., Result]:
+def train(vanilla_transformer: Callable[..., Any]) -> Callable[..., Any]:
     """Runs `train` with a recipe and options."""
 
-    def run(recipe: dict, *options: object) -> Result:
+    def run(recipe: dict, *options: object) -> Any:
         path = Path(recipe["data_dir"]) / "recipe.yaml"
         path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-        return command("train", "--config", path, *options)
+        return vanilla_transformer("train", "--config", path, *options)
 
     return run
 

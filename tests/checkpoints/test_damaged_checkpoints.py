@@ -13,6 +13,7 @@ from hf_vanilla_transformer import VanillaTransformerTokenizerFast
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.errors import CheckpointError
 
+DECODING = "generation_config.json"
 WEIGHT = "model.encoder.layers.0.self_attn.q_proj.weight"
 
 
@@ -22,9 +23,9 @@ def change_weights(checkpoint: Path, change) -> None:
     save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
 
 
-def change_config(checkpoint: Path, **fields) -> None:
-    config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps({**config, **fields}))
+def change_config(checkpoint: Path, name: str = "config.json", **fields) -> None:
+    config = json.loads((checkpoint / name).read_text())
+    (checkpoint / name).write_text(json.dumps({**config, **fields}))
 
 
 def set_entry(value):
@@ -52,19 +53,19 @@ def test_wrong_weights_are_named(checkpoint, damage):
 
 
 @pytest.mark.parametrize("name", ["translate", "evaluate", "average", "average of two"])
-def test_commands_refuse_them(command, checkpoint, tmp_path, name):
+def test_commands_refuse_them(vanilla_transformer, checkpoint, tmp_path, name):
     change, message = DAMAGES["missing"]
     change_weights(checkpoint, change)
     (tmp_path / "lines").write_text("nine 3\n")
     if name == "translate":
-        result = command("translate", "--model", checkpoint, "nine 3")
+        result = vanilla_transformer("translate", "--model", checkpoint, "nine 3")
     elif name == "evaluate":
         lines = tmp_path / "lines"
-        result = command("evaluate", "--model", checkpoint, "--source", lines, "--reference", lines)
+        result = vanilla_transformer("evaluate", "--model", checkpoint, "--source", lines, "--reference", lines)
     else:
         shutil.copytree(checkpoint, tmp_path / "other")
         others = [tmp_path / "other"] if "two" in name else []
-        result = command("average", "--checkpoints", checkpoint, *others, "--output", tmp_path / "mean")
+        result = vanilla_transformer("average", "--checkpoints", checkpoint, *others, "--output", tmp_path / "mean")
         assert not (tmp_path / "mean").exists()
     assert result.code == 2
     assert result.out == ""
@@ -87,25 +88,32 @@ def test_commands_refuse_them(command, checkpoint, tmp_path, name):
         ({"eos_token_id": 7}, "eos_token_id is 2 in generation_config.json and 7 in config.json"),
         ({"pad_token_id": 5}, "pad_token_id is 0 in generation_config.json and 5 in config.json"),
         ({"tokenizer_fingerprint": "0123456789abcdef"}, "trained with another tokenizer"),
+        ({"is_encoder_decoder": False}, "is_encoder_decoder is false"),
+        ({"attn_implementation": "someone/kernel"}, "names code on the Hub"),
+        ({"name": DECODING, "eos_token_id": 7}, "eos_token_id is 7 in generation_config.json and 2 in"),
+        ({"name": DECODING, "pad_token_id": 17}, "pad_token_id is 17"),
+        ({"name": DECODING, "decoder_start_token_id": 9}, "decoder_start_token_id is 9"),
+        ({"name": "tokenizer_config.json", "model_max_length": "x"}, "can't load"),
     ],
 )
-def test_another_configuration_is_refused(command, checkpoint, fields, message):
+def test_another_configuration_is_refused(vanilla_transformer, checkpoint, fields, message):
     change_config(checkpoint, **fields)
-    result = command("translate", "--model", checkpoint, "nine 3")
+    result = vanilla_transformer("translate", "--model", checkpoint, "nine 3")
     assert (result.code, result.out) == (2, "")
     assert message in result.error
 
 
-def test_a_checkpoint_without_tokenizer_is_refused(command, checkpoint):
+def test_a_checkpoint_without_tokenizer_is_refused(vanilla_transformer, checkpoint):
     (checkpoint / "tokenizer.json").unlink()
-    assert "there is no tokenizer; save it to the same folder" in command("translate", "--model", checkpoint, "9").error
+    error = vanilla_transformer("translate", "--model", checkpoint, "9").error
+    assert "there is no tokenizer; save it to the same folder" in error
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b'{"model_type": "vanilla'])
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
-def test_damaged_json_is_one_line(command, checkpoint, file, content):
+def test_damaged_json_is_one_line(vanilla_transformer, checkpoint, file, content):
     (checkpoint / file).write_bytes(content)
-    result = command("translate", "--model", checkpoint, "nine 3")
+    result = vanilla_transformer("translate", "--model", checkpoint, "nine 3")
     assert result.code == 2, (result.out, result.err)
     assert result.out == ""
     assert str(checkpoint) in result.error
@@ -121,10 +129,10 @@ def without_fingerprint(checkpoint: Path) -> None:
     change_config(checkpoint, tokenizer_fingerprint=None)
 
 
-def test_a_tokenizer_with_more_ids_is_refused(command, checkpoint):
+def test_a_tokenizer_with_more_ids_is_refused(vanilla_transformer, checkpoint):
     tokenizer_of(400).save_pretrained(checkpoint)
     without_fingerprint(checkpoint)
-    result = command("translate", "--model", checkpoint, "nine 3")
+    result = vanilla_transformer("translate", "--model", checkpoint, "nine 3")
     assert result.code == 2
     assert "the tokenizer has 400 ids, and the model embeddings for 3" in result.error
 
@@ -151,6 +159,29 @@ def test_training_refuses_a_tokenizer_that_does_not_fit(train, recipe, checkpoin
     assert "trained with another tokenizer" in result.error
 
 
+def fewer_merges(tokenizer):
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:5]
+
+
+def another_word(tokenizer):
+    tokenizer["normalizer"] = {"type": "Replace", "pattern": {"String": "n"}, "content": "m"}
+
+
+def random_pieces(tokenizer):
+    tokenizer["model"]["dropout"] = 0.9
+
+
+@pytest.mark.parametrize("edit", [fewer_merges, another_word, random_pieces])
+def test_a_tokenizer_that_segments_in_another_way(vanilla_transformer, checkpoint, edit):
+    file = checkpoint / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    edit(tokenizer)
+    file.write_text(json.dumps(tokenizer))
+    result = vanilla_transformer("translate", "--model", checkpoint, "nine 3")
+    assert result.code == 2
+    assert "trained with another tokenizer" in result.error
+
+
 # ---- Code that comes with a checkpoint ----
 @pytest.fixture
 def planted(checkpoint, tmp_path):
@@ -171,16 +202,17 @@ def planted(checkpoint, tmp_path):
 
 @pytest.mark.parametrize("model_type", ["vanilla_transformer", "evil"])
 @pytest.mark.parametrize("name", ["translate", "evaluate", "average", "train"])
-def test_code_never_runs_and_nobody_is_asked(command, train, recipe, planted, tmp_path, monkeypatch, model_type, name):
-    checkpoint, marker = planted
+def test_code_never_runs(vanilla_transformer, train, recipe, planted, tmp_path, monkeypatch, model_type, name):
+    """Nor is anybody asked whether it may."""
+    (checkpoint, marker), run = planted, vanilla_transformer
     change_config(checkpoint, model_type=model_type)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the command asked a question"))
     (tmp_path / "lines").write_text("nine 3\n")
     lines = tmp_path / "lines"
     result = {
-        "translate": lambda: command("translate", "--model", checkpoint, "nine 3"),
-        "evaluate": lambda: command("evaluate", "--model", checkpoint, "--source", lines, "--reference", lines),
-        "average": lambda: command("average", "--checkpoints", checkpoint, "--output", tmp_path / "mean"),
+        "translate": lambda: run("translate", "--model", checkpoint, "nine 3"),
+        "evaluate": lambda: run("evaluate", "--model", checkpoint, "--source", lines, "--reference", lines),
+        "average": lambda: run("average", "--checkpoints", checkpoint, "--output", tmp_path / "mean"),
         "train": lambda: train({**recipe, "average_last": 0}, "--model-name-or-path", checkpoint),
     }[name]()
     assert not marker.exists()
@@ -191,9 +223,9 @@ def test_code_never_runs_and_nobody_is_asked(command, train, recipe, planted, tm
         assert result.code == 0, result.err  # the installed classes are used, as for any checkpoint of this type
 
 
-def test_code_runs_where_it_is_trusted(command, planted):
+def test_code_runs_where_it_is_trusted(vanilla_transformer, planted):
     checkpoint, marker = planted
     change_config(checkpoint, model_type="evil")
-    result = command("translate", "--model", checkpoint, "--trust-remote-code", "nine 3")
+    result = vanilla_transformer("translate", "--model", checkpoint, "--trust-remote-code", "nine 3")
     assert result.code == 2  # its class is no model
     assert marker.exists()

@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 from hf_vanilla_transformer.translation import decoding, scoring
 from hf_vanilla_transformer.translation.decoding import decode
@@ -13,11 +13,6 @@ from hf_vanilla_transformer.translation.engine_backend import EngineBackend
 
 BILLION = 1_000_000_000
 OPTIONS = ["--num-beams", "--beam", "--max-new-tokens", "--max-source-tokens", "--batch-size", "--batch-tokens"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_checkpoint):
-    return AutoTokenizer.from_pretrained(tiny_checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +25,9 @@ def _nothing(*arguments, **options):
 
 
 @pytest.mark.parametrize("option", [*OPTIONS, "--threads"])
-def test_options_of_the_commands(command, monkeypatch, tiny_checkpoint, option):
+def test_options_of_the_commands(vanilla_transformer, monkeypatch, tiny_checkpoint, option):
     monkeypatch.setattr(EngineBackend, "search", _nothing)
-    result = command("translate", "--model", tiny_checkpoint, option, BILLION, "nine")
+    result = vanilla_transformer("translate", "--model", tiny_checkpoint, option, BILLION, "nine")
     assert (result.code, result.out) == (2, "")
     is_threads = option == "--threads"
     reason = f"is more than this machine's {os.cpu_count()}" if is_threads else "it has to be an integer from 1 to "
@@ -67,14 +62,14 @@ def test_options_of_library_calls(model, tokenizer, monkeypatch, options):
     ("name", "fields"),
     [("translate", {"num_beams": BILLION}), ("evaluate", {"max_new_tokens": BILLION}), ("translate", {"num_beams": 0})],
 )
-def test_a_checkpoints_generation_config(command, monkeypatch, tiny_checkpoint, tmp_path, name, fields):
+def test_a_checkpoints_generation_config(vanilla_transformer, monkeypatch, tiny_checkpoint, tmp_path, name, fields):
     folder = shutil.copytree(tiny_checkpoint, tmp_path / "model")
     path = folder / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     for module, function in ((decoding, "decode"), (scoring, "score_targets")):
         monkeypatch.setattr(module, function, _nothing)
     files = ["--source", __file__, "--reference", __file__] if name == "evaluate" else ["nine"]
-    result = command(name, "--model", folder, *files)
+    result = vanilla_transformer(name, "--model", folder, *files)
     assert (result.code, result.out) == (2, "")
     assert any(field in result.error for field in fields)
     assert any(str(value) in result.error for value in fields.values())

@@ -1,4 +1,4 @@
-"""A run's folder is data: `average` and `train` execute nothing in it, and read and write nothing outside of it."""
+"""A run's folder is data: `average` and `train` execute nothing in it, read and write nothing outside, keep notes."""
 
 import json
 import pickle
@@ -88,9 +88,9 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", PLANTS)
-def test_average_executes_nothing(command, finished, marker, tmp_path, name):
+def test_average_executes_nothing(vanilla_transformer, finished, marker, tmp_path, name):
     plant(name, tmp_path / "run", marker)
-    result = command("average", tmp_path / "run", "--last", 2, "--overwrite")
+    result = vanilla_transformer("average", tmp_path / "run", "--last", 2, "--overwrite")
     assert not marker.exists()
     assert (result.code, bool(result.out)) in ((0, True), (2, False))
     if result.code:
@@ -110,7 +110,7 @@ def test_resuming_executes_nothing(train, finished, marker, tmp_path, name):
 @pytest.mark.parametrize("name", [*ARCHIVES, *METADATA, "auto_map"])
 @pytest.mark.parametrize("way", ["average", "resume"])
 def test_checkpoints_without_safetensors_are_not_loaded_in_another_way(
-    command, train, finished, marker, tmp_path, name, way
+    vanilla_transformer, train, finished, marker, tmp_path, name, way
 ):
     """Nothing is left to resume from, so resuming starts again."""
     run = tmp_path / "run"
@@ -118,7 +118,7 @@ def test_checkpoints_without_safetensors_are_not_loaded_in_another_way(
         (checkpoint / "model.safetensors").unlink()
     plant(name, run, marker)
     if way == "average":
-        result = command("average", run, "--last", 2, "--output", tmp_path / "mean")
+        result = vanilla_transformer("average", run, "--last", 2, "--output", tmp_path / "mean")
         assert result.code == 2
         assert "no complete checkpoint" in result.error
     else:
@@ -145,21 +145,21 @@ def linked(link: Path, target: Path | str) -> None:
 
 @pytest.mark.parametrize("name", ["vocab.txt", "evil.py", "tokenizer.json", "model.safetensors"])
 @pytest.mark.parametrize("relative", [False, True])
-def test_a_link_to_a_file_elsewhere_is_not_followed(command, finished, secret, tmp_path, name, relative):
+def test_a_link_to_a_file_elsewhere_is_not_followed(vanilla_transformer, finished, secret, tmp_path, name, relative):
     file = tmp_path / "run" / "checkpoint-2" / name
     linked(file, Path("..", "..", "ssh", "id_rsa") if relative else secret)
     checkpoints = sorted((tmp_path / "run").glob("checkpoint-*"))
-    result = command("average", "--checkpoints", *checkpoints, "--output", tmp_path / "mean")
+    result = vanilla_transformer("average", "--checkpoints", *checkpoints, "--output", tmp_path / "mean")
     assert (result.code, (tmp_path / "mean").exists()) == (2, False)
     assert f"{file} is a link to {secret}" in result.error
 
 
-def test_links_within_a_checkpoint_and_to_a_checkpoint_are_followed(command, finished, tmp_path):
+def test_links_within_a_checkpoint_and_to_a_checkpoint_are_followed(vanilla_transformer, finished, tmp_path):
     checkpoint = tmp_path / "run" / "checkpoint-4"
     (checkpoint / "config.json").rename(checkpoint / "settings")
     linked(checkpoint / "config.json", "settings")
     linked(tmp_path / "best", checkpoint)
-    assert command("average", "--checkpoints", tmp_path / "best", "--output", tmp_path / "mean").code == 0
+    assert vanilla_transformer("average", "--checkpoints", tmp_path / "best", "--output", tmp_path / "mean").code == 0
     assert not (tmp_path / "mean" / "config.json").is_symlink()
 
 
@@ -173,13 +173,50 @@ def in_cache_of_hub(checkpoint: Path, cache: Path, revision: str) -> Path:
     return cache / "snapshots" / revision
 
 
-def test_models_in_the_hubs_cache_are_averaged(command, finished, tmp_path):
+def test_models_in_the_hubs_cache_are_averaged(vanilla_transformer, finished, tmp_path):
     run, cache = tmp_path / "run", tmp_path / "models--user--model"
     snapshots = [in_cache_of_hub(run / f"checkpoint-{step}", cache, f"rev{step}") for step in (2, 4)]
-    assert command("average", "--checkpoints", *snapshots, "--output", tmp_path / "mean").code == 0
+    assert vanilla_transformer("average", "--checkpoints", *snapshots, "--output", tmp_path / "mean").code == 0
     mean, expected = (load_file(folder / "model.safetensors") for folder in (tmp_path / "mean", run / "averaged-2"))
     assert all(torch.equal(mean[name], value) for name, value in expected.items())
     assert not any(file.is_symlink() for file in (tmp_path / "mean").iterdir())
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "scores.json", "README.md", "model.safetensors"])
+def test_a_linked_file_is_not_written_through(train, finished, tmp_path, name):
+    target = tmp_path / "precious"
+    target.write_text("mine")
+    link = Path(finished["output_dir"], name)
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+    result = train(finished, "--resume", "--max-steps", "6")
+    assert result.code == 2
+    assert f"{name} is a link to" in result.error
+    assert target.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["checkpoint-6", "tokenizer"])
+def test_a_linked_folder_is_not_written_into(train, finished, tmp_path, name):
+    target = tmp_path / "precious"
+    target.mkdir()
+    (target / "config.json").write_text("{}")
+    link = Path(finished["output_dir"], name)
+    shutil.rmtree(link, ignore_errors=True)
+    link.symlink_to(target)
+    result = train(finished, "--resume", "--max-steps", "6")
+    assert result.code == 2
+    assert "is a link to" in result.error
+    assert [path.name for path in target.iterdir()] == ["config.json"]
+
+
+def test_notes_beside_an_average_are_kept(vanilla_transformer, train, finished):
+    folder = Path(finished["output_dir"], "averaged-2")
+    (folder / "notes.md").write_text("mine")
+    options = ["--last", 2, "--output", folder, "--overwrite"]
+    for result in (train(finished, "--resume"), vanilla_transformer("average", folder.parent, *options)):
+        assert result.code in (1, 2)
+        assert "notes.md), so it stays" in result.error
+    assert (folder / "notes.md").read_text() == "mine"
 
 
 # ---- A full disk ----
@@ -195,7 +232,7 @@ def no_file_larger_than(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("written", "overwrite"), [("model.safetensors", True), ("tokenizer.json", False)])
-def test_a_full_disk_leaves_what_was_there(command, finished, tmp_path, written, overwrite):
+def test_a_full_disk_leaves_what_was_there(vanilla_transformer, finished, tmp_path, written, overwrite):
     run = tmp_path / "run"
     size = 5_000
     if written != "model.safetensors":  # what is too large is a file that is written after the weights
@@ -206,7 +243,7 @@ def test_a_full_disk_leaves_what_was_there(command, finished, tmp_path, written,
         shutil.copytree(run / "averaged-2", run / "averaged-1")
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     with no_file_larger_than(size):
-        result = command("average", run, "--last", 1, *(["--overwrite"] if overwrite else []))
+        result = vanilla_transformer("average", run, "--last", 1, *(["--overwrite"] if overwrite else []))
     assert (result.code, result.out) == (1, "")
     assert "File too large" in result.error
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.cli import lines
@@ -22,11 +21,6 @@ from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
 
 SENTENCE = "half past nine on the fourth of May. "
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_checkpoint):
-    return AutoTokenizer.from_pretrained(tiny_checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -208,13 +202,13 @@ def test_perplexity_leaves_out_what_is_too_long_on_either_side(model, tokenizer)
 
 
 @pytest.fixture
-def run(command, tiny_checkpoint, monkeypatch, tmp_path):
+def run(vanilla_transformer, tiny_checkpoint, monkeypatch, tmp_path):
     """Runs a command on the tiny model in a folder of its own."""
     monkeypatch.chdir(tmp_path)
 
     def run(name, *arguments, stdin=b""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        return command(name, "--model", tiny_checkpoint, "--max-new-tokens", 2, *arguments)
+        return vanilla_transformer(name, "--model", tiny_checkpoint, "--max-new-tokens", 2, *arguments)
 
     return run
 

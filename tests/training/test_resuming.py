@@ -1,6 +1,7 @@
 """Resuming: the same data or a refusal, damaged files replaced by what is left, one process per folder."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -46,6 +47,18 @@ def test_changed_data_is_refused(train, recipe, change, streaming):
     file.write_text(json.dumps(record))
     assert train(recipe, "--resume", "--max-steps", "6").code == 0
     assert train(recipe, "--resume", "--max-steps", "8").code == 0  # it is the run's data from then on
+
+
+def test_text_that_changes_with_the_same_size_and_time(train, recipe, tmp_path):
+    assert train(recipe).code == 0
+    for side, word in (("en", "nine"), ("de", "neun")):
+        file = tmp_path / f"train.{side}"
+        status = file.stat()
+        file.write_text(file.read_text().replace(word, word[::-1]))
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert train({**recipe, "output_dir": str(tmp_path / "second")}).code == 0
+    models = [json.loads((tmp_path / run / "tokenizer" / "tokenizer.json").read_text()) for run in ("run", "second")]
+    assert models[0]["model"]["vocab"] != models[1]["model"]["vocab"]
 
 
 def test_a_moved_copy_of_the_data_is_welcome(train, finished, tmp_path):

@@ -13,7 +13,7 @@ import yaml
 from torch import Tensor
 
 from ..errors import first_line
-from .conversion import ConversionError, Converted, Options
+from .interface import ConversionError, ConversionOptions, Converted
 from .layout import POSITIONS, STACKS, Layout, count_layers, from_tensors, rules_of, variants
 from .mappings import FOLDER, shipped_mappings
 from .pickles import read, tensors_of
@@ -51,7 +51,7 @@ PUBLISHED_WRONG = {
 PLACES = ("state_dict", "model_state_dict", "model_state", "model")
 
 
-def load(source: str | Path, options: Options) -> Converted:
+def load(source: str | Path, options: ConversionOptions) -> Converted:
     """Reads a state dict by its mapping.
 
     Raises:

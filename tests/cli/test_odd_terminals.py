@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_vanilla_transformer.cli import common, translate
+from hf_vanilla_transformer.cli import output, translate
 from hf_vanilla_transformer.translation import decoding
 
 ROOT = Path(__file__).parents[2]
@@ -145,18 +145,18 @@ def fail(monkeypatch):
 @pytest.mark.parametrize(
     "error", [RuntimeError(ALLOCATOR), MemoryError(), torch.OutOfMemoryError("Tried to allocate 20.00 MiB. GPU 0")]
 )
-def test_memory_that_translating_exhausts(command, tiny_checkpoint, fail, error):
+def test_memory_that_translating_exhausts(vanilla_transformer, tiny_checkpoint, fail, error):
     fail(error)
-    result = command("translate", "--model", tiny_checkpoint, "nine")
+    result = vanilla_transformer("translate", "--model", tiny_checkpoint, "nine")
     assert (result.code, result.out) == (2, "")
     assert "error: the device is out of memory" in result.error
     assert "; give a smaller --batch-tokens, --batch-size or --max-source-tokens, or another --device" in result.error
 
 
 @pytest.mark.parametrize("error", [RuntimeError(ALLOCATOR), MemoryError(), OSError(errno.ENOMEM, "Cannot allocate")])
-def test_memory_that_anything_else_exhausts(command, tiny_checkpoint, fail, error):
+def test_memory_that_anything_else_exhausts(vanilla_transformer, tiny_checkpoint, fail, error):
     fail(error, "command")
-    result = command("translate", "--model", tiny_checkpoint, "nine")
+    result = vanilla_transformer("translate", "--model", tiny_checkpoint, "nine")
     assert (result.code, result.out) == (1, "")
     assert "error: the memory is exhausted" in result.error
     assert "; close other programs, or give smaller batches" in result.error
@@ -167,16 +167,16 @@ def test_memory_that_anything_else_exhausts(command, tiny_checkpoint, fail, erro
     [
         (KeyError("bias"), 1, "KeyError: 'bias' (unexpected; give --debug for the traceback)"),
         (RuntimeError("two\nlines"), 1, "RuntimeError: two (unexpected; give --debug for the traceback)"),
-        (common.UsageError("wrong use"), 2, "wrong use"),
+        (output.UsageError("wrong use"), 2, "wrong use"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "[Errno 28] No space left on device; free some space"),
         (PermissionError(errno.EACCES, "Permission denied", "file"), 1, "[Errno 13] Permission denied: 'file'"),
     ],
 )
 @pytest.mark.parametrize("place", ["without", "before", "after"])
-def test_one_line_and_the_traceback_for_those_who_ask(command, tiny_checkpoint, fail, error, code, line, place):
+def test_one_line_and_the_traceback_if_asked(vanilla_transformer, tiny_checkpoint, fail, error, code, line, place):
     fail(error, "loading")
     before, after = {"without": ([], []), "before": (["--debug"], []), "after": ([], ["--debug"])}[place]
-    result = command(*before, "translate", "--model", tiny_checkpoint, *after, "nine")
+    result = vanilla_transformer(*before, "translate", "--model", tiny_checkpoint, *after, "nine")
     assert (result.code, result.out) == (code, "")
     *traceback, last = result.err.splitlines()
     assert last.startswith(f"vanilla-transformer: error: {line}")
@@ -186,10 +186,10 @@ def test_one_line_and_the_traceback_for_those_who_ask(command, tiny_checkpoint, 
         assert any("in failing" in row for row in traceback)
 
 
-def test_ctrl_c_says_where_it_was_only_if_asked(command, tiny_checkpoint, fail):
+def test_ctrl_c_says_where_it_was_only_if_asked(vanilla_transformer, tiny_checkpoint, fail):
     fail(KeyboardInterrupt(), "loading")
-    result = command("translate", "--model", tiny_checkpoint, "nine")
+    result = vanilla_transformer("translate", "--model", tiny_checkpoint, "nine")
     assert (result.code, result.out, result.err) == (130, "", "")
-    result = command("--debug", "translate", "--model", tiny_checkpoint, "nine")
+    result = vanilla_transformer("--debug", "translate", "--model", tiny_checkpoint, "nine")
     assert (result.code, result.out) == (130, "")
     assert result.err.endswith("KeyboardInterrupt\n")

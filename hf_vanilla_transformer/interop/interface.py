@@ -1,4 +1,4 @@
-"""What all systems share: the options of a conversion, its result, its error, and the check before an export."""
+"""What the module of each system gets, returns and raises: options, the result, the error, and checks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class ConversionError(ValueError):
 
 
 @dataclass(frozen=True)
-class Options:
+class ConversionOptions:
     """Options of a conversion.
 
     Attributes:

@@ -19,9 +19,9 @@ from torch import nn
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import cli
-from hf_vanilla_transformer.interop import mapping
-from hf_vanilla_transformer.interop.conversion import ConversionError, Options
+from hf_vanilla_transformer.interop import state_dict
 from hf_vanilla_transformer.interop.convert import convert
+from hf_vanilla_transformer.interop.interface import ConversionError, ConversionOptions
 
 # All sizes differ, so that no axis can be taken for another.
 D, HEADS, FFN, SOURCE_WORDS, TARGET_WORDS, ENCODER_LAYERS, DECODER_LAYERS, POSITIONS = 12, 3, 10, 17, 19, 2, 3, 25
@@ -344,12 +344,12 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_shipped_layout_is_named(layout, tmp_path, capsys):
     file = saved(tmp_path, random_model(LAYOUTS[layout][0]))
-    found = mapping.matching(file)
+    found = state_dict.matching(file)
     assert layout in found
     assert cli.main(["convert", str(file), "--output", str(tmp_path / "ours")]) == 2
     assert f"has the names of the shipped mapping {found[0]}; give" in capsys.readouterr().err
     torch.save({**torch.load(file), "another.weight": torch.zeros(2)}, file)
-    assert mapping.matching(file) == []
+    assert state_dict.matching(file) == []
 
 
 def test_a_layout_whose_published_code_mixes_positions(tmp_path, capsys):
@@ -365,13 +365,13 @@ def test_shipped_layouts(layout, tmp_path):
     kind, more = LAYOUTS[layout]
     theirs = random_model(kind)
     file = written(tmp_path, entries_of(layout, more))
-    loaded = mapping.load(saved(tmp_path, theirs), Options(mapping=file))
+    loaded = state_dict.load(saved(tmp_path, theirs), ConversionOptions(mapping=file))
     assert (loaded.model.config.encoder_layers, loaded.model.config.decoder_layers) == (ENCODER_LAYERS, DECODER_LAYERS)
     assert_same(loaded.model, theirs)
 
 
 def test_every_shipped_layout_is_tested():
-    assert set(mapping.shipped_mappings()) == {*LAYOUTS, "torch"}
+    assert set(state_dict.shipped_mappings()) == {*LAYOUTS, "torch"}
 
 
 # ---- What a user's own mapping can say ----
@@ -405,7 +405,7 @@ OWN_FIELDS = {"activation_function": "gelu", "scale_embedding": False, "position
 
 
 def load_own(folder, model, entries, **options):
-    return mapping.load(saved(folder, model), Options(mapping=written(folder, entries), **options)).model
+    return state_dict.load(saved(folder, model), ConversionOptions(mapping=written(folder, entries), **options)).model
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -480,7 +480,7 @@ class Stacked(Bentrevett):
 
 def test_keys_and_values_of_unlike_widths_in_one_matrix_and_convolutions(tmp_path):
     theirs = random_model(Stacked)
-    names = mapping.read_names("bentrevett")
+    names = state_dict.read_names("bentrevett")
     names = {ours: name for ours, name in names.items() if ".k_proj" not in ours and ".v_proj" not in ours}
     for ours in [ours for ours in names if ours.endswith(".q_proj")]:
         names[ours.replace("q_proj", "{v,k}_proj.weight")] = names[ours].replace("fc_q", "both.weight")
@@ -577,7 +577,7 @@ def test_one_list_of_sub_layers_counted_from_one(tmp_path):
 
     names = {
         ours: renamed(name, lambda step, first: f"{{{step}n+{first}}}") if "*" in name else name
-        for ours, name in mapping.read_names("bentrevett").items()
+        for ours, name in state_dict.read_names("bentrevett").items()
     }
     state = {}
     for name, value in theirs.state_dict().items():
@@ -587,10 +587,10 @@ def test_one_list_of_sub_layers_counted_from_one(tmp_path):
     torch.save(state, tmp_path / "model.pt")
     file = written(tmp_path, entries_of("bentrevett", {"names": names}))
     with pytest.raises(ConversionError, match="of the encoder and of the decoder: give encoder_layers and decoder_lay"):
-        mapping.load(tmp_path / "model.pt", Options(mapping=file))
+        state_dict.load(tmp_path / "model.pt", ConversionOptions(mapping=file))
     layers = {"encoder_layers": ENCODER_LAYERS, "decoder_layers": DECODER_LAYERS}
     file = written(tmp_path, entries_of("bentrevett", {"names": names}, **layers))
-    assert_same(mapping.load(tmp_path / "model.pt", Options(mapping=file)).model, theirs)
+    assert_same(state_dict.load(tmp_path / "model.pt", ConversionOptions(mapping=file)).model, theirs)
     explicit = {
         ours.replace("*", str(number)): re.sub(
             r"{(\d)n\+(\d+)}", lambda found, n=number: str(int(found[1]) * n + int(found[2])), name
@@ -599,8 +599,8 @@ def test_one_list_of_sub_layers_counted_from_one(tmp_path):
         for number in range(ENCODER_LAYERS if ours.startswith("encoder") else DECODER_LAYERS)
     }
     entries = entries_of("bentrevett", {"names": explicit})
-    file = written(tmp_path, {**mapping._entries(written(tmp_path, entries)), "names": explicit})
-    assert_same(mapping.load(tmp_path / "model.pt", Options(mapping=file)).model, theirs)
+    file = written(tmp_path, {**state_dict._entries(written(tmp_path, entries)), "names": explicit})
+    assert_same(state_dict.load(tmp_path / "model.pt", ConversionOptions(mapping=file)).model, theirs)
 
 
 class PlainNorms(Bentrevett):
@@ -612,7 +612,7 @@ class PlainNorms(Bentrevett):
 
 def test_norms_without_gain_and_bias(tmp_path):
     theirs = random_model(PlainNorms)
-    norms = [ours for ours in mapping.read_names("bentrevett") if ours.endswith("layer_norm")]
+    norms = [ours for ours in state_dict.read_names("bentrevett") if ours.endswith("layer_norm")]
     names = {f"{ours}.{kind}": int(kind == "weight") for ours in norms for kind in ("weight", "bias")}
     assert_same(load_own(tmp_path, theirs, entries_of("bentrevett", {"names": names})), theirs)
 
@@ -629,6 +629,9 @@ REFUSALS = {
     "unknown entry": ({"nams": {}}, "unknown entry nams"),
     "no such part": ({"names": {"enc.layers.*.fc1": "encoder.x"}}, "enc.layers.*.fc1 is no parameter; they begin"),
     "a scale of nothing": ({"attention_scale": 0}, "attention_scale is 0; give a positive number"),
+    "a scale in text": ({"attention_scale": "1e-1"}, "YAML takes numbers such as 1e-1 for text; write 1.0e-1"),
+    "a constant where there is none": ({"names": {"lm_head": 1}}, "the name of lm_head is 1; give a text"),
+    "no such mapping": ({"extends": "nanogpt"}, "there is no mapping nanogpt; give one of annotated_a2"),
     "a position before the first": ({"first_position": -1}, "first_position is -1; give 0 or more"),
     "unknown tensors": ({"names": {"lm_head": "decoder.head"}}, "unknown: decoder.fc_out.bias, decoder.fc_out.weight"),
     "a wrong name of ours": (
@@ -658,6 +661,9 @@ FIELDS = {
         {"eos_token_id": TARGET_WORDS},
         "eos_token_id is 19, and the target vocabulary has 19 tokens, from 0 up",
     ),
+    "a number in text": ({"layer_norm_eps": "1e-6"}, "not a number: YAML takes numbers such as 1e-6 for text"),
+    "a layer that isn't there": ({"encoder_layers": 3}, "have 2 encoder layers, and the model's options say 3"),
+    "no such activation": ({"activation_function": "step"}, "the fields make no valid model"),
     "no such field": ({"layers": 3}, "VanillaTransformerConfig has no field layers"),
     "too few positions": ({"max_position_embeddings": 512}, "25 learned positions, fewer than the model's 512"),
     "matrices that differ": ({"tie_word_embeddings": True}, "tie_word_embeddings is true, and the matrices differ"),
@@ -767,7 +773,7 @@ def test_files_that_arent_data(case, tmp_path, monkeypatch):
     write, message = OTHER_FILES[case]
     write(tmp_path / "model.pt")
     with pytest.raises(ConversionError, match=r"model.pt can't be read \(") as raised:
-        mapping.load(tmp_path / "model.pt", Options(mapping=written(tmp_path, entries_of("bentrevett"))))
+        state_dict.load(tmp_path / "model.pt", ConversionOptions(mapping=written(tmp_path, entries_of("bentrevett"))))
     assert message in str(raised.value)
     assert "weights_only" not in str(raised.value)  # no advice to run what the file holds
     assert not (tmp_path / "planted").exists()
@@ -777,7 +783,7 @@ def test_a_mapping_is_plain_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mapping.yaml").write_text("names: !!python/object/apply:os.system ['touch planted']\n")
     with pytest.raises(ConversionError, match="can't be read"):
-        mapping.read_mapping(tmp_path / "mapping.yaml")
+        state_dict.read_mapping(tmp_path / "mapping.yaml")
     assert not (tmp_path / "planted").exists()
 
 

@@ -1,0 +1,171 @@
+"""What commands decode with: models, ensembles, and the options of decoding."""
+
+import argparse
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import first_line, is_out_of_memory
+from .output import UsageError
+
+if TYPE_CHECKING:
+    from ..translation.backend import Backend
+    from ..translation.translator import Translator
+
+
+def check_model_name(name: str) -> None:
+    """Checks, before anything slow is imported, that a name is a model's folder, or is on the Hub or in its cache.
+
+    Raises:
+        CheckpointError: A folder is no model of any kind.
+        HubError: It is neither.
+    """
+    from ..checkpoints.kinds import Kind, check_kind
+
+    check_kind(name, Kind.CTRANSLATE2, Kind.ONNX)
+    if not Path(name).is_dir():
+        from ..data.hub_names import check_model_on_hub  # it takes a fifth of a second
+
+        check_model_on_hub(name)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Switches the garbage collector off while modules and models are loaded, and excludes these objects from it.
+
+    They stay until the program ends, and scanning them again and again takes a third of a command's start-up time.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def set_up_transformers() -> None:
+    """Keeps standard error for what the user can fix."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def load_translator(name: str, arguments: argparse.Namespace) -> "Translator":
+    """Loads a checkpoint or converts a Marian model, by its folder or name on the Hub, ready to decode.
+
+    Raises:
+        UsageError: The device, the backend or the checkpoint can't be used.
+    """
+    from ..checkpoints.kinds import Kind, kind_of
+
+    processors = os.cpu_count() or 1
+    if not getattr(arguments, "ray", None) and (arguments.threads or 0) > processors:
+        raise UsageError(f"--threads {arguments.threads} is more than this machine's {processors} processors")
+    with decoding_errors(), loading():
+        from ..translation.translator import Translator
+
+        if not (is_exported := kind_of(name) is Kind.CTRANSLATE2):
+            from .. import engine
+
+            set_up_transformers()
+            engine.keep_freed_memory()
+        translator = Translator(name, **opening(arguments))
+        if is_exported and "transformers" in sys.modules:  # it needs that only for some tokenizers
+            set_up_transformers()
+        return translator
+
+
+def import_extra(module: str) -> Any:
+    """Imports a module that needs an extra; without it, the `UsageError` says how to install it."""
+    try:
+        return importlib.import_module(f"..{module}", __package__)
+    except ImportError as error:
+        raise UsageError(first_line(error)) from error
+
+
+def opening(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the options of `Translator` that a command has, and that are given."""
+    names = ("device", "compute_type", "threads", "backend", "dtype", "trust_remote_code", "warm_up")
+    return {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
+
+
+def on_every_node(model: str) -> str:
+    """Returns a model's name in any working directory."""
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
+
+
+def load_ensemble(names: Sequence[str], arguments: argparse.Namespace) -> "Translator":
+    """Loads several checkpoints as one model that averages their probabilities, or a single one as it is.
+
+    Raises:
+        UsageError: As for `load_translator`, or the models can't be combined: they don't share a vocabulary, say.
+    """
+    loaded = [load_translator(name, arguments) for name in names]
+    if len(loaded) == 1:
+        return loaded[0]
+    if other := next((one for one in loaded if one.backend != "engine"), None):
+        raise UsageError(f"several models can't be averaged by the backend {other.backend}; give the models themselves")
+    from ..translation.ensembles import ensemble
+
+    tokenizers = [one.tokenizer for one in loaded]
+    try:
+        averaged: Any = ensemble([one.model for one in loaded], tokenizers)
+    except ValueError as error:
+        raise UsageError(f"several models can't be averaged: {first_line(error)}") from error
+    return type(loaded[0])(averaged, tokenizer=tokenizers[0])
+
+
+# ---- Decoding ----
+def decoding_options(arguments: argparse.Namespace, backend: "Backend") -> dict[str, Any]:
+    """Returns the keyword arguments for `generate()`. The model's generation config has the values of all others.
+
+    Raises:
+        UsageError: Options contradict each other, or the backend has no such option.
+    """
+    from ..plan_vanilla_transformer import Plan
+    from ..translation.backend import check_generation
+
+    ends = {"true": True, "false": False}.get(arguments.early_stopping, arguments.early_stopping)
+    given = {"num_beams": arguments.num_beams, "max_new_tokens": arguments.max_new_tokens, "early_stopping": ends}
+    penalties = {"gnmt_length_penalty": arguments.length_penalty, "coverage_penalty": arguments.coverage_penalty}
+    options = {name: value for name, value in {**given, **penalties}.items() if value is not None}
+    try:
+        check_generation(options, backend.generation_config)
+    except ValueError as error:
+        raise UsageError(f"{error}; give --num-beams or --max-new-tokens, or correct generation_config.json") from error
+    num_beams = arguments.num_beams or Plan.of({}, backend.generation_config).num_beams
+    for name in ("length_penalty", "coverage_penalty", "early_stopping"):
+        option = "--" + name.replace("_", "-")
+        if getattr(arguments, name) is None:
+            continue
+        if num_beams == 1:
+            raise UsageError(f"{option} only applies to beam search; leave it out, or give --num-beams 2 or more")
+        if name != "early_stopping" and not backend.is_own:
+            raise UsageError(f"{option} needs a model of this package; other models have no such option")
+    if arguments.num_beams == 1:
+        options |= {"do_sample": False, "early_stopping": False}
+    if arguments.length_penalty is not None:
+        options["length_penalty"] = 1.0  # transformers' own formula
+    return options
+
+
+@contextmanager
+def decoding_errors() -> Iterator[None]:
+    """Turns errors of `generate()`, of a model and of a missing library into a `UsageError`."""
+    try:
+        yield
+    except (ValueError, IndexError, ImportError) as error:  # options that contradict each other ...
+        raise UsageError(first_line(error)) from error
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            raise UsageError(
+                "the device is out of memory; give a smaller --batch-tokens, --batch-size or "
+                "--max-source-tokens, or another --device"
+            ) from error
+        raise

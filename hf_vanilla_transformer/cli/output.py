@@ -1,0 +1,81 @@
+"""What commands print and write: errors, warnings, tables, and the check of an output file."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ..errors import printable
+
+PROGRAM = "vanilla-transformer"
+
+
+class UsageError(Exception):
+    """A mistake that the user can fix; the message says how. The command prints it as one line and exits with 2."""
+
+
+class RunError(Exception):
+    """A failure of the work itself, such as a training that diverges. The command prints one line and exits with 1."""
+
+
+def show(text: str) -> None:
+    """Prints text that may come from a file, such as a checkpoint's; control characters in it take no effect."""
+    print(printable(text), flush=True)
+
+
+def say_written(*names: str | None) -> None:
+    """Prints which files were written; devices, such as /dev/stdout, and None are left out."""
+    for name in names:
+        if name is not None and Path(name).is_file():
+            show(f"wrote {name}")
+
+
+def table(rows: Iterable[Sequence[str]], *, indent: str = "", align: str = "<") -> str:
+    """Formats rows as lines of columns, two spaces apart; `align` ("<" or ">") is that of all columns but the first."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(f"{cell:{align if place else '<'}{widths[place]}}" for place, cell in enumerate(row)) for row in rows
+    )
+    return "\n".join(indent + line.rstrip() for line in lines)
+
+
+def check_output(option: str, name: str, overwrite: bool, taken: Sequence[str | None] = ()) -> None:
+    """Checks, before any work is done, that the file of an option can be written and is no other option's.
+
+    Raises:
+        UsageError: It is a folder or in no folder, another option's file, or it exists and `overwrite` is false.
+    """
+    path = Path(name)
+    if any(file is not None and path.resolve() == Path(file).resolve() for file in taken):
+        raise UsageError(f"{option} {name} is the file of another option; give another one")
+    if path.is_dir() or not path.parent.is_dir():
+        problem = "is a folder" if path.is_dir() else f"can't be written: there is no folder {path.parent}"
+        raise UsageError(f"{option} {name} {problem}; give a file in a folder that exists")
+    if path.is_file() and not overwrite:
+        raise UsageError(f"{option} {name} exists; give another file, or --overwrite to replace it")
+
+
+def check_output_folder(name: str, hint: str = "") -> None:
+    """Checks, before any work is done, that a new folder can be written; errors end with the hint.
+
+    Raises:
+        UsageError: There is something of that name, or no folder to put it in.
+    """
+    from ..checkpoints.files import check_new_folder
+
+    try:
+        check_new_folder(Path(name))
+    except OSError as error:
+        raise UsageError(f"{error}{hint}") from error
+
+
+def warn(message: str) -> None:
+    """Prints a warning to standard error, above the progress bar if there is one."""
+    from tqdm import tqdm
+
+    tqdm.write(f"{PROGRAM}: warning: {message}", file=sys.stderr)
+
+
+def warn_of_line(line: str, limit: int, consequence: str) -> None:
+    """Prints that a line ("line 3") has more tokens than the limit, and what happens to it."""
+    warn(f"{line} has more than {limit:,} tokens (--max-source-tokens): {consequence}")

@@ -1,0 +1,66 @@
+"""Exports a model for another system; each format has a module here with a function that writes it."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..checkpoints.files import check_new_folder, new_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+# Format -> the module with `write_FORMAT`; of the last, also stock's files.
+WRITERS = {
+    "ctranslate2": "ctranslate2",
+    "onnx": "onnx",
+    "stock": "stock",
+    "torch": "torch_nn",
+    "transformers_js": "transformers_js",
+}
+
+
+def export(
+    model: "VanillaTransformerForConditionalGeneration",
+    output: str | Path,
+    *,
+    to: str,
+    tokenizer: "PreTrainedTokenizerBase",
+    **options: Any,
+) -> list[str]:
+    """Writes a model in another system's format, as `vanilla-transformer export` does.
+
+    Args:
+        model: A model of this package, such as that of a `Translator`; `from_marian` makes one of a Marian model.
+        output: The folder to write. It appears when it is complete, and may exist if it is empty.
+        to: The format: "ctranslate2", "onnx" (for onnxruntime), "stock" (a class of transformers' own),
+            "transformers_js" (the same, with graphs for the browser) or "torch" (`torch.nn.Transformer`'s state dict).
+        tokenizer: The model's tokenizer, whose files are written too.
+        **options: Of "ctranslate2": `quantization`, such as "int8".
+
+    Returns:
+        Notes for the user: what differs, and by how much.
+
+    Raises:
+        ConversionError: The format has no such model or tokenizer, or the result computes something else.
+        ImportError: A package of the extra `export` isn't installed.
+        ValueError: There is no such format.
+        OSError: The output exists, or can't be written.
+    """
+    write = writer_of(to)
+    check_new_folder(Path(output))
+    with new_folder(Path(output)) as folder:
+        return write(model, tokenizer, folder, **options)
+
+
+def writer_of(to: str) -> Callable[..., list[str]]:
+    """Imports the function that writes a format into an empty folder; errors are those of `export`."""
+    if to not in WRITERS:
+        raise ValueError(f"there is no format {to!r}; give one of {', '.join(WRITERS)}")
+    write: Callable[..., list[str]] = getattr(importlib.import_module(f".{WRITERS[to]}", __package__), f"write_{to}")
+    return write
+
+
+__all__ = ["export"]

@@ -1,0 +1,172 @@
+"""Evaluation: a corpus is translated, its translations are scored, and its references' perplexity is computed."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from ..data.symbols import default_measures, splits_into_symbols, symbol_splitter
+from ..metrics import References, Score, Splitter, by_source, measure, top_accuracy
+from .backend import Backend
+from .decoding import decode, texts_of
+from .scoring import Likelihood, score_targets
+from .translator import Translator
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+LANGUAGES = ("src_lang", "tgt_lang", "source_prefix")
+TOP = (1, 3, 5, 10, 20, 50)  # of n-best lists
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What translations are measured by, and how.
+
+    Attributes:
+        names: Of `metrics.MEASURES`.
+        tokenize: As for `metrics.measure`.
+        lowercase: As well.
+        symbols: As well. With them, lines with the same source are one, with several references.
+    """
+
+    names: tuple[str, ...]
+    tokenize: str = "13a"
+    lowercase: bool = False
+    symbols: Splitter | None = None
+
+    @classmethod
+    def of(cls, tokenizer: "PreTrainedTokenizerBase", names: Iterable[str] = (), **options: Any) -> "Measures":
+        """Returns the measures for a model's tokenizer; without names, its defaults.
+
+        Args:
+            tokenizer: The tokenizer.
+            names: Of `metrics.MEASURES`.
+            **options: `tokenize` and `lowercase`.
+        """
+        symbols = symbol_splitter(tokenizer) if splits_into_symbols(tokenizer) else None
+        return cls(tuple(names) or tuple(default_measures(tokenizer)), symbols=symbols, **options)
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """The keyword arguments of `metrics.measure` and `metrics.paired_bootstrap`."""
+        return {"tokenize": self.tokenize, "lowercase": self.lowercase, "symbols": self.symbols}
+
+    def lines(self, sources: Sequence[str], references: References) -> tuple[Sequence[int], References]:
+        """Returns the places of the lines that are measured, and the references of each."""
+        return (range(len(sources)), references) if self.symbols is None else by_source(sources, references)
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """How a model translates a corpus.
+
+    Attributes:
+        scores: By the names of the measures; with `n_best`, "top_1", "top_3" and so on as well.
+        translations: One for each source.
+        num_sentences: How many were measured: of words or characters, equal sources are one.
+        num_output_tokens: Tokens that the model wrote, with the ends of sentences.
+        likelihood: Of the references, with their perplexity; None: it wasn't asked for.
+        seconds: Of "decoding" and of "scoring", the likelihood.
+    """
+
+    scores: dict[str, Score]
+    translations: list[str]
+    num_sentences: int
+    num_output_tokens: int
+    likelihood: Likelihood | None
+    seconds: dict[str, float]
+
+
+def evaluate(
+    model: "Translator | PreTrainedModel | Backend | str | Path",
+    sources: Iterable[str],
+    references: References,
+    *,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    metrics: Iterable[str] | Measures = (),
+    tokenize: str = "13a",
+    lowercase: bool = False,
+    perplexity: bool = True,
+    n_best: int | None = None,
+    progress_bar: bool | None = None,
+    on_omission: Callable[[int], object] | None = None,
+    **options: Any,
+) -> EvaluationResult:
+    """Translates sentences, scores the translations, and computes the perplexity of the references.
+
+    Args:
+        model: A `Translator`, or what a `Translator` opens.
+        sources: N sentences.
+        references: Their reference translations: a string, or a list of one or more for each. The first counts for the
+            perplexity.
+        tokenizer: Of a model that isn't a `Translator`, a folder or a name.
+        metrics: Of `metrics.MEASURES`; none: BLEU and chrF, or, with a tokenizer of words or characters, exact match
+            and errors per symbol.
+        tokenize: sacreBLEU's way to split words, for BLEU.
+        lowercase: Whether BLEU and chrF are case-insensitive.
+        perplexity: Whether the references' perplexity is computed. Pairs with a side that is too long are left out.
+        n_best: Also measures how often one of the best 1, 3, 5 ... `n_best` translations is right.
+        progress_bar: Whether there are progress bars; None: if standard error is a terminal.
+        on_omission: As for `score_pairs`.
+        **options: As for a call of `Translator`: `num_beams`, `batch_size`, `max_source_tokens`, `tgt_lang` ...
+
+    Returns:
+        Scores, translations and perplexity.
+
+    Raises:
+        ValueError: There are no sentences, numbers of sources and references differ, a measure or tokeniser is unknown,
+            or as for `Translator` and its calls.
+        TypeError: Sources or references aren't lists of strings.
+    """
+    texts = texts_of("sources", sources)
+    translator = model if isinstance(model, Translator) else Translator(model, tokenizer=tokenizer)
+    decoder, tokenizer = translator.decodes_with, translator.tokenizer
+    how = {"tokenize": tokenize, "lowercase": lowercase}
+    measures = metrics if isinstance(metrics, Measures) else Measures.of(tokenizer, metrics, **how)
+    measure(measures.names, ["a"], ["a"], **measures.how)  # an unknown one is an error now
+    options = {**translator._languages, **options}
+    seconds: dict[str, float] = {}
+    likelihood = None
+    if perplexity:
+        with _timed("scoring", len(texts), progress_bar, seconds) as progress:
+            likelihood = score_targets(
+                decoder,
+                tokenizer,
+                texts,
+                [one if isinstance(one, str) else one[0] for one in references],
+                **{name: options[name] for name in LANGUAGES},
+                batch_size=options.get("batch_size"),
+                max_tokens=options.get("max_source_tokens"),
+                progress=progress.update,
+                on_omission=on_omission,
+            )
+    with _timed("decoding", len(texts), progress_bar, seconds) as progress:
+        rows = decode(decoder, tokenizer, texts, n_best=n_best, progress=progress.update, **options)
+    lists = [[one.text for one in row] for row in rows]
+    places, kept = measures.lines(texts, references)
+    scores = _scores(measures, [lists[place] for place in places], kept, n_best or 0)
+    written = sum(row[0].num_tokens for row in rows)
+    return EvaluationResult(scores, [own[0] for own in lists], len(places), written, likelihood, seconds)
+
+
+@contextmanager
+def _timed(what: str, total: int, shown: bool | None, seconds: dict[str, float]) -> Iterator[tqdm]:
+    """Yields a progress bar, and notes how long the work took."""
+    hidden = None if shown is None else not shown
+    begun = time.perf_counter()
+    with tqdm(desc=what, total=total, unit=" sentences", disable=hidden, leave=False) as progress:
+        yield progress
+    seconds[what] = time.perf_counter() - begun
+
+
+def _scores(measures: Measures, lists: list[list[str]], references: References, most: int) -> dict[str, Score]:
+    """Measures n-best lists: the best of each by all measures, and how often one of the first few is right."""
+    scores = measure(measures.names, [own[0] for own in lists], references, **measures.how)
+    for count in sorted({*(one for one in TOP if one < most), most} - {0}):
+        scores[f"top_{count}"] = top_accuracy(lists, references, count, symbols=measures.symbols)
+    return scores
