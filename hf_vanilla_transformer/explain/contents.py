@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import (
-    generation_vanilla_transformer,
     modeling_vanilla_transformer,
     plan_vanilla_transformer,
     tokenization_vanilla_transformer,
@@ -43,7 +42,7 @@ SEARCHED = (
 LINES: dict[str, tuple[ModuleType, str]] = {
     "tokens": (tokenization_vanilla_transformer, "trainer = trainers.BpeTrainer("),
     "embedding": (modeling_vanilla_transformer, "return self.dropout(x + self.embed_positions("),
-    "positions": (modeling_vanilla_transformer, "sin, cos = angles.sin(), angles.cos()"),
+    "positions": (modeling_vanilla_transformer, "pair = [angles.sin(), angles.cos()]"),
     "heads": (modeling_vanilla_transformer, "query = self.split(self.q_proj(x), self.head_dim)"),
     "scores": (modeling_vanilla_transformer, "scores = torch.matmul(query, key.transpose(-2, -1)) * scaling"),
     "causal": (modeling_vanilla_transformer, "mask = create_causal_mask(self.config, x, attention_mask, own)"),
@@ -54,10 +53,10 @@ LINES: dict[str, tuple[ModuleType, str]] = {
     "pre": (modeling_vanilla_transformer, "return x + self.dropout(sublayer(nn.LayerNorm.forward(self, x)))"),
     "feed": (modeling_vanilla_transformer, "return self.fc2(self.dropout(self.activation(self.fc1(x))))"),
     "cross": (modeling_vanilla_transformer, "x = self.encoder_attn_layer_norm(x, lambda x:"),
-    "projection": (modeling_vanilla_transformer, "logits = None if skip_logits and labels is not None"),
+    "projection": (modeling_vanilla_transformer, "logits = self.lm_head(hidden)"),
     "penalty": (plan_vanilla_transformer, "return ((5 + length) / 6) ** float(self)"),
     "search": (search, "def advance("),
-    "shifted": (generation_vanilla_transformer, "return shifted.masked_fill(shifted == -100, pad).masked_fill(first"),
+    "shifted": (modeling_vanilla_transformer, "return shifted.masked_fill(shifted == -100, pad).masked_fill(first"),
 }
 
 
