@@ -1,8 +1,5 @@
 """Batches of approximately equal numbers of tokens (section 5.1): sentences of similar length, with little padding.
 
-Lengths are similar, not equal: batches of one length each differ so much from one another that models learn less from
-them (docs/results.md has the figures). Within a bucket of lengths, pairs are in random order.
-
 A batch is bounded by its padded tokens, on the source side and on the target side alike: with a budget of 4,096 it has
 up to 4,096 source tokens and up to 4,096 target tokens, padding included.
 """
@@ -17,7 +14,6 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 Lengths = NDArray[np.int64]
-BUCKET = 1.25  # the longest sentence of a bucket is less than this many times as long as the shortest
 
 
 class BatchingError(ValueError):
@@ -39,6 +35,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         num_processes: Number of processes that share the batches.
         process_index: This process's index, from 0.
         accumulation_steps: Batches of each process per update.
+        length_tolerance: How far lengths are rounded before sentences are sorted by them: with 0.25, sentences of 8 and
+            9 tokens are as if they were equal, those of 10 and 11, of 12 to 14 ... More is padded, and each batch has
+            more kinds of sentences. 0: by exact lengths.
         seed: Seed of the order; with the epoch's number it determines every batch.
 
     Attributes:
@@ -57,18 +56,19 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         num_processes: int = 1,
         process_index: int = 0,
         accumulation_steps: int = 1,
+        length_tolerance: float = 0.0,
         seed: int = 0,
     ) -> None:
         self.source_lengths, self.target_lengths = np.asarray(source_lengths), np.asarray(target_lengths)
+        self._source_keys = _rounded_up(self.source_lengths, length_tolerance)
+        self._target_keys = _rounded_up(self.target_lengths, length_tolerance)
         self.max_tokens, self.seed, self.epoch = max_tokens, seed, 0
         self.num_processes, self.process_index = num_processes, process_index
         self._plan(num_processes * accumulation_steps)
 
     def _plan(self, multiple: int) -> None:
-        self._source_buckets, self._target_buckets = _buckets(self.source_lengths), _buckets(self.target_lengths)
         order = self._by_length(np.random.default_rng([self.seed, 0]))
-        # By the longest of each bucket, so that the plan holds for every order within the buckets.
-        ends = _ends(self._source_buckets[order], self._target_buckets[order], self.max_tokens)
+        ends = _ends(self._source_keys[order], self._target_keys[order], self.max_tokens)  # which all epochs keep
         self._count = self._rounded(len(ends), multiple)
         self._ends = split_largest(ends, multiple)
         padded = _padded_tokens(self.source_lengths[order], self.target_lengths[order], self._ends)
@@ -101,14 +101,13 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         return np.split(self._by_length(random), self._ends[:-1])
 
     def _by_length(self, random: np.random.Generator) -> Lengths:
-        """Indices of the pairs by buckets of target lengths, then of source lengths; in random order within, (N,).
+        """Indices of the pairs by rounded target length, then source length; equal ones in random order, (N,).
 
         The source lengths rise and fall alternately, so that a batch that spans two target lengths doesn't combine long
-        and short sources.
+        and short sources: on Multi30k this removes a third of the padding.
         """
-        rank = np.unique(self._target_buckets, return_inverse=True)[1]
-        turn = np.where(rank % 2, self._source_buckets, -self._source_buckets)
-        return np.lexsort((random.random(len(rank)), turn, rank))
+        turn = np.where(self._target_keys % 2, self._source_keys, -self._source_keys)
+        return np.lexsort((random.random(len(turn)), turn, self._target_keys))
 
 
 class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
@@ -158,12 +157,14 @@ class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
             yield [window[place] for place in batch]
 
 
-def _buckets(lengths: Lengths) -> Lengths:
-    """Rounds lengths, (N,), up to the longest of their bucket."""
-    number = np.floor(np.log(np.maximum(lengths, 1)) / np.log(BUCKET)).astype(np.int64)
-    longest = np.zeros(number.max(initial=0) + 1, dtype=np.int64)
-    np.maximum.at(longest, number, lengths)
-    return longest[number]
+def _rounded_up(lengths: Lengths, tolerance: float) -> Lengths:
+    """Rounds lengths, (N,), up to the longest of those that are up to `tolerance` longer than one another."""
+    if not tolerance or not len(lengths):
+        return lengths
+    bucket = np.floor(np.log(np.maximum(lengths, 1)) / np.log1p(tolerance)).astype(np.int64)
+    longest = np.zeros(bucket.max() + 1, dtype=np.int64)
+    np.maximum.at(longest, bucket, lengths)
+    return longest[bucket]
 
 
 def _ends(source: Lengths, target: Lengths, max_tokens: int) -> Lengths:
