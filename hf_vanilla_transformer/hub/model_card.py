@@ -108,7 +108,7 @@ class TrainingFacts:
     dropout_warmup_steps: int | None = None  # number of updates over which dropout rises from 0 to that
     bpe_dropout: float | None = None  # probability with which merges were dropped in the training data
     label_smoothing: float | None = None  # epsilon_ls
-    consistency: str | None = None  # a loss beside the cross-entropy, for instance "SimCut, alpha 3, p 0.05"
+    consistency: str | None = None  # a loss beside the cross-entropy, for instance "R-Drop, alpha 5"
     precision: str | None = None  # for instance "bfloat16"
     seed: int | None = None
     averaged_checkpoints: int | None = None  # their number

@@ -46,10 +46,10 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("learning_rate", "learning_rate_factor"), _POSITIVE),
     **dict.fromkeys(("warmup_steps", "num_train_epochs", "per_device_train_batch_tokens"), _NOT_NEGATIVE),
     **dict.fromkeys(("dropout_warmup_steps", "average_last", "max_nonfinite_updates", "num_samples"), _NOT_NEGATIVE),
-    **dict.fromkeys(("rdrop_alpha", "simcut_alpha", "gnmt_length_penalty"), _NOT_NEGATIVE),
+    **dict.fromkeys(("rdrop_alpha", "gnmt_length_penalty"), _NOT_NEGATIVE),
     **dict.fromkeys(("early_stopping_patience", "shuffle_buffer_size", "max_length", "max_length_ratio"), _COUNT),
     **dict.fromkeys(("bpe_dropout_copies", "preprocessing_num_workers", "num_beams", "min_frequency"), _COUNT),
-    **dict.fromkeys(("simcut_p", "ema_decay", "bpe_dropout"), _SHARE),
+    **dict.fromkeys(("ema_decay", "bpe_dropout"), _SHARE),
 }
 
 

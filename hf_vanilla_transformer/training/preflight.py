@@ -129,7 +129,7 @@ def update_flops(trainer: VanillaTransformerTrainer) -> float:
         if isinstance(module, nn.Linear):
             reads_source = ".encoder." in name or name.endswith(("encoder_attn.k_proj", "encoder_attn.v_proj"))
             per_token += 6 * module.weight.numel() * (source / target if reads_source else 1)
-    passes = 2 if trainer.args.consistency else 1
+    passes = 2 if trainer.args.rdrop_alpha else 1
     return passes * per_token * trainer.target_tokens / trainer.state.global_step / trainer.args.world_size
 
 

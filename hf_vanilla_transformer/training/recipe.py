@@ -272,10 +272,6 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     rdrop_alpha: float = _option(
         0.0, "Weight of R-Drop's divergence of two passes with other dropout (Liang et al. 2021: 5); 0: none."
     )
-    simcut_alpha: float = _option(
-        0.0, "Weight of SimCut's divergence from a pass with tokens cut (Gao et al. 2022: 3); 0: none."
-    )
-    simcut_p: float = _option(0.05, "Probability with which SimCut cuts a token.")
     ema_decay: float = _option(
         0.0, "Decay of a moving average of the weights, which becomes the final model (0.999 is usual); 0: none."
     )
@@ -315,8 +311,6 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(f"task is {self.task!r}; give one of {', '.join(TASKS)}")
         if self.packed:
             check_packed(self)
-        if self.rdrop_alpha and self.simcut_alpha:
-            raise ValueError("rdrop_alpha and simcut_alpha are two losses; leave one of the two out")
         if self.ema_decay and (self.average_last or self.load_best_model_at_end):
             other = "average_last" if self.average_last else "load_best_model_at_end"
             raise ValueError(f"ema_decay and {other} choose the final model in two ways; leave one of the two out")
@@ -324,12 +318,6 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     def __getstate__(self) -> dict[str, object]:
         """The state to pickle, as in training_args.bin: everything but the token."""
         return {**vars(self), "hub_token": None}
-
-    @property
-    def consistency(self) -> str | None:
-        """The loss beside the cross-entropy, in words."""
-        simcut = f"SimCut, alpha {self.simcut_alpha:g}, p {self.simcut_p:g}" if self.simcut_alpha else None
-        return f"R-Drop, alpha {self.rdrop_alpha:g}" if self.rdrop_alpha else simcut
 
     @property
     def seed_of_data(self) -> int:

@@ -41,8 +41,8 @@ from ..hub.model_card import save_card
 from ..hub.upload import Published, PublishError, check_private, hub_errors, prepare, publish
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .callbacks import callbacks_for
-from .consistency import ConsistencyTrainer
 from .evaluation import TranslationMetrics
+from .rdrop import RDropTrainer
 from .recipe import RecipeError, VanillaTransformerTrainingArguments
 from .run_facts import run_facts
 from .schedule import count_from_one, peak_learning_rate, set_rates
@@ -54,7 +54,7 @@ class DivergedError(RuntimeError):
     """Losses or gradients aren't finite any more; the message says since when, and the fix."""
 
 
-class VanillaTransformerTrainer(ConsistencyTrainer):
+class VanillaTransformerTrainer(RDropTrainer):
     """Seq2SeqTrainer with the paper's schedule, batches by tokens, a loss without logits, and perplexity per token.
 
     It stops a run that diverges (`max_nonfinite_updates`) and saves no checkpoint with weights that aren't finite.
@@ -174,7 +174,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         """The optimizer's class and arguments; its rate is the paper's where `learning_rate` is None."""
         args, rate = copy.copy(args), peak_learning_rate(args, model)
         args.learning_rate = rate  # of the copy: the same arguments may train a model of another size
-        return ConsistencyTrainer.get_optimizer_cls_and_kwargs(args, model)
+        return RDropTrainer.get_optimizer_cls_and_kwargs(args, model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """The schedule; the paper's, "inverse_sqrt", counts updates from 1 (5.3), where transformers begins with 0."""

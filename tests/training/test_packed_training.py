@@ -23,7 +23,6 @@ from hf_vanilla_transformer.training.recipe import RecipeError, parse_recipe
 
 ALL = 4096  # tokens: every batch has all pairs
 RDROP = {"rdrop_alpha": 5.0}
-SIMCUT = {"simcut_alpha": 3.0, "simcut_p": 1 - 1e-12}  # it cuts all that it may, so that nothing is random
 COMPILED = {"packed": True, "torch_compile": True, "torch_compile_backend": "aot_eager"}  # all but a compiler's code
 
 
@@ -39,7 +38,7 @@ def run_of(checkpoint, folder, **options):
 @pytest.mark.parametrize(
     "options",
     [
-        *({}, {"bf16": True}, {"training_shortcuts": False}, {"label_smoothing_factor": 0.1}, RDROP, SIMCUT),
+        *({}, {"bf16": True}, {"training_shortcuts": False}, {"label_smoothing_factor": 0.1}, RDROP),
         *({"gradient_checkpointing": True}, {"ema_decay": 0.5}, {"dropout_warmup_steps": 2}),
     ],
     ids=str,
