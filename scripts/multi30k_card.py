@@ -13,7 +13,8 @@ import torch
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.checkpoints.files import write_text
-from hf_vanilla_transformer.hub.model_card import Evaluation, RunFacts, Sample, fill_model_card
+from hf_vanilla_transformer.hub.facts import Evaluation, RunFacts, Sample
+from hf_vanilla_transformer.hub.model_card import fill_model_card
 from hf_vanilla_transformer.metrics import Score
 from hf_vanilla_transformer.training.recipe import parse_recipe
 from hf_vanilla_transformer.training.run_facts import recipe_of

@@ -9,8 +9,7 @@ import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTrainer
 
 from ..data.symbols import splits_into_symbols
-from ..hub.facts import curve_of
-from ..hub.model_card import TEXT2TEXT, TRANSLATION, Evaluation, RunFacts, Sample, TrainingFacts, local_name
+from ..hub.facts import TEXT2TEXT, TRANSLATION, Evaluation, RunFacts, Sample, TrainingFacts, curve_of, local_name
 from .evaluation import TranslationMetrics
 from .recipe import VanillaTransformerTrainingArguments
 from .schedule import peak_learning_rate

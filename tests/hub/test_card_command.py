@@ -15,8 +15,8 @@ from huggingface_hub import ModelCard
 from small_runs import recipe_in
 
 from hf_vanilla_transformer import cli
-from hf_vanilla_transformer.hub.facts import curve_of, read_facts
-from hf_vanilla_transformer.hub.model_card import CurvePoint, RunFacts, TrainingFacts, save_card
+from hf_vanilla_transformer.hub.facts import CurvePoint, RunFacts, TrainingFacts, curve_of, read_facts
+from hf_vanilla_transformer.hub.model_card import save_card
 
 
 @pytest.fixture(scope="module")
