@@ -36,7 +36,7 @@ MODULES = {
     "SourceTargetTokenizerFast": "tokenization_source_target",
     "Translator": "translation.translator",
     "VanillaTransformerTrainer": "training.trainer",
-    "VanillaTransformerTrainingArguments": "training.recipe",
+    "VanillaTransformerTrainingArguments": "training.arguments",
     "from_marian": "interop.marian",
 }
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from .tokenization_dictionary import DictionaryTokenizer
     from .tokenization_source_target import SourceTargetTokenizerFast
     from .tokenization_vanilla_transformer import VanillaTransformerTokenizer, VanillaTransformerTokenizerFast
-    from .training.recipe import VanillaTransformerTrainingArguments
+    from .training.arguments import VanillaTransformerTrainingArguments
     from .training.trainer import VanillaTransformerTrainer
     from .translation.translator import Translator
 

@@ -55,7 +55,8 @@ def _card(arguments: argparse.Namespace) -> None:
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; DIR must be that of a saved model")
 
-    from ..hub.facts import CARD, is_repository, read_facts
+    from ..hub.card_file import CARD
+    from ..hub.facts import is_repository, read_facts
     from ..hub.model_card import save_card
 
     if arguments.name is not None and not is_repository(arguments.name):

@@ -8,17 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-from huggingface_hub import ModelCard
-from huggingface_hub.repocard import REGEX_YAML_BLOCK
-
 from ..checkpoints.files import write_text
 from ..checkpoints.kinds import CONFIG
 from ..checkpoints.loading import read_json, tensors_in
 from ..data.digests import digest_of
 from ..metrics import Score
+from .card_file import CARD, CardError, load_card
 
-CARD = "README.md"
 FACTS = "model_card.json"  # the facts of a card, beside it; `vanilla-transformer card` makes a new card from them
 WEIGHTS = "weights"  # in that file, the digests of the weights that the facts describe
 SCORES = "scores.json"
@@ -33,10 +29,6 @@ OTHER_SCORES = {"eval_exact_match": "exact match", "eval_wer": "WER", "eval_ser"
 BY_AUTHOR = ("title", "source_language", "target_language", "limits")
 # Fields of a card's metadata that come from the facts; all others are the author's.
 MADE = ("base_model", "datasets", "language", "library_name", "license", "model-index", "pipeline_tag", "tags")
-
-
-class CardError(ValueError):
-    """A card can't be made or published; the message says why and names the fix."""
 
 
 @dataclass(frozen=True)
@@ -249,23 +241,6 @@ def curve_of(log: Iterable[Mapping[str, Any]]) -> list[CurvePoint]:
         )
         for step in chosen
     ]
-
-
-def load_card(file: Path) -> ModelCard:
-    """Reads a card.
-
-    Raises:
-        CardError: It isn't UTF-8, its metadata isn't YAML, or has aliases, which can expand to any size.
-    """
-    try:
-        block = REGEX_YAML_BLOCK.search(file.read_text(encoding="utf-8-sig"))
-        if block and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(block[2])):
-            raise ValueError("it has an alias of YAML; write its value")
-        card: ModelCard = ModelCard.load(file)
-    except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
-        problem = " ".join(str(error).split())[:200]
-        raise CardError(f"{file} isn't a model card ({problem}); correct its metadata, or remove it") from error
-    return card
 
 
 def _from_json(folder: Path, values: dict[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..checkpoints.files import check_links, write_text
 from ..errors import printable
+from .card_file import CARD
 from .facts import (
-    CARD,
     FACTS,
     TAGS,
     TRANSLATION,

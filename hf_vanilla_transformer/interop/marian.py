@@ -31,7 +31,7 @@ from ..checkpoints.loading import (
     without_advice,
 )
 from ..errors import first_line
-from ..hub.facts import CARD, load_card
+from ..hub.card_file import CARD, load_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .conversion import ConversionError, Converted, Options
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names

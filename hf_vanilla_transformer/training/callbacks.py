@@ -8,8 +8,8 @@ from tqdm import tqdm
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
 
 from ..data.batching import TokenBudgetBatchSampler
+from .arguments import VanillaTransformerTrainingArguments
 from .evaluation import TranslationMetrics
-from .recipe import VanillaTransformerTrainingArguments
 
 
 class Console(TrainerCallback):

@@ -19,8 +19,8 @@ from ..hub.facts import SCORES, Evaluation, RunFacts, Sample, local_name, said_b
 from ..hub.model_card import save_card
 from ..hub.upload import prepare, publish
 from ..translation.decoding import translate
+from .arguments import DataArguments
 from .evaluation import TranslationMetrics
-from .recipe import DataArguments
 from .trainer import VanillaTransformerTrainer
 
 SAMPLES_PER_CARD = 5

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .recipe import RecipeError, VanillaTransformerTrainingArguments
+from .arguments import RecipeError, VanillaTransformerTrainingArguments
 from .weight_average import WeightAverageTrainer
 
 LOGITS_PER_CHUNK = 2**18  # 1 MiB in float32: half a dozen such tensors stay in the cache

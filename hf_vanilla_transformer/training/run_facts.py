@@ -10,8 +10,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTraine
 
 from ..data.symbols import splits_into_symbols
 from ..hub.facts import TEXT2TEXT, TRANSLATION, Evaluation, RunFacts, Sample, TrainingFacts, curve_of, local_name
+from .arguments import VanillaTransformerTrainingArguments
 from .evaluation import TranslationMetrics
-from .recipe import VanillaTransformerTrainingArguments
 from .schedule import peak_learning_rate
 
 

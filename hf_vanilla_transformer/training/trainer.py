@@ -40,10 +40,10 @@ from ..hub.facts import TARGET_TOKENS, said_by_author, with_what_was_said
 from ..hub.model_card import save_card
 from ..hub.upload import Published, PublishError, check_private, hub_errors, prepare, publish
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .arguments import RecipeError, VanillaTransformerTrainingArguments
 from .callbacks import callbacks_for
 from .evaluation import TranslationMetrics
 from .rdrop import RDropTrainer
-from .recipe import RecipeError, VanillaTransformerTrainingArguments
 from .run_facts import run_facts
 from .schedule import count_from_one, peak_learning_rate, set_rates
 

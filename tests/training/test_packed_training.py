@@ -19,7 +19,8 @@ from hf_vanilla_transformer.cli import main
 from hf_vanilla_transformer.data.packing import PackingCollator
 from hf_vanilla_transformer.engine.training.packing import PackedForward
 from hf_vanilla_transformer.training import preflight, trainer
-from hf_vanilla_transformer.training.recipe import RecipeError, parse_recipe
+from hf_vanilla_transformer.training.arguments import RecipeError
+from hf_vanilla_transformer.training.recipe import parse_recipe
 
 ALL = 4096  # tokens: every batch has all pairs
 RDROP = {"rdrop_alpha": 5.0}
@@ -134,9 +135,8 @@ def test_the_command_packs_and_shows_time_and_filler(tmp_path, capsys):
     ],
 )
 def test_options_that_contradict_are_refused(options, message):
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in {"packed": True, **options}.items()]
     with pytest.raises(RecipeError, match=message):
-        parse_recipe([], words)
+        parse_recipe([], {"packed": True, **options})
 
 
 def test_other_models_and_streams_are_refused(tiny_checkpoint, tmp_path):

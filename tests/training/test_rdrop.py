@@ -16,8 +16,9 @@ from hf_vanilla_transformer.checkpoints.completeness import WEIGHT_AVERAGE, dama
 from hf_vanilla_transformer.cli import main
 from hf_vanilla_transformer.errors import CheckpointError
 from hf_vanilla_transformer.training import rdrop
+from hf_vanilla_transformer.training.arguments import RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.rdrop import rdrop_loss
-from hf_vanilla_transformer.training.recipe import RecipeError, VanillaTransformerTrainingArguments, parse_recipe
+from hf_vanilla_transformer.training.recipe import parse_recipe
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 
 EPS, ALPHA = 0.1, 3.0
@@ -203,7 +204,7 @@ def test_two_final_models_are_refused(tmp_path):
     with pytest.raises(ValueError, match="ema_decay and average_last"):
         VanillaTransformerTrainingArguments(output_dir=str(tmp_path), ema_decay=0.9, average_last=2)
     with pytest.raises(RecipeError, match="ema_decay and average_last"):
-        parse_recipe([], ["--ema-decay=0.9", "--average-last=2"])
+        parse_recipe([], {"ema_decay": 0.9, "average_last": 2})
 
 
 @pytest.mark.parametrize(
@@ -227,8 +228,7 @@ def test_another_model_is_refused(tmp_path):
 def test_regularization_of_a_recipe_arrives(tmp_path):
     """Weight decay is on matrices alone: on no LayerNorm and no bias."""
     options = {"attention_dropout": 0.25, "activation_dropout": 0.125, "weight_decay": 0.01, "preset": "tiny"}
-    recipe = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    _, model_options, args = parse_recipe([], [*recipe, "--output-dir", str(tmp_path)])
+    _, model_options, args = parse_recipe([], {**options, "output_dir": str(tmp_path)})
     model = VanillaTransformerForConditionalGeneration(model_options.config(100))
     layer = model.model.decoder.layers[0]
     assert layer.self_attn.attention_dropout == layer.encoder_attn.attention_dropout == 0.25

@@ -33,9 +33,9 @@ from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine import memory
 from hf_vanilla_transformer.metrics import exact_match
 from hf_vanilla_transformer.training import trainer as training
+from hf_vanilla_transformer.training.arguments import RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.callbacks import RATES
 from hf_vanilla_transformer.training.evaluation import TranslationMetrics, by_length
-from hf_vanilla_transformer.training.recipe import RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.run_facts import run_facts
 from hf_vanilla_transformer.training.schedule import paper_learning_rate, peak_learning_rate
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer

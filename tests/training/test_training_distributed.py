@@ -27,7 +27,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints
-from hf_vanilla_transformer.training.recipe import RECIPES, RecipeError, VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.arguments import RecipeError, VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.recipe import RECIPES
 from hf_vanilla_transformer.training.sharding import (
     ShardingTrainer,
     check_plugin,
