@@ -282,3 +282,6 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     def seed_of_data(self) -> int:
         """Seed of the order of the training data and of BPE-dropout: `data_seed`, or `seed` if there is none."""
         return int(self.seed if self.data_seed is None else self.data_seed)
+
+
+Arguments = tuple[DataArguments, ModelArguments, VanillaTransformerTrainingArguments]

@@ -21,7 +21,7 @@ from ..errors import first_line
 from ..hub.facts import TARGET_TOKENS
 from ..hub.upload import check_token
 from ..metrics import corpus_bleu
-from .arguments import DataArguments, ModelArguments, RecipeError, VanillaTransformerTrainingArguments
+from .arguments import Arguments, RecipeError
 from .run_folder import saved
 from .trainer import VanillaTransformerTrainer
 
@@ -30,15 +30,11 @@ PAIRS_SHOWN = 3
 TOKENS_OF_REHEARSAL = 4  # of each translation
 
 
-def check_inputs(
-    data: DataArguments, model: ModelArguments, args: VanillaTransformerTrainingArguments, *, is_new: bool
-) -> dict[str, Corpus]:
+def check_inputs(arguments: Arguments, *, is_new: bool) -> dict[str, Corpus]:
     """Checks, before any data is read, that a run has a folder, data, a model and its measures.
 
     Args:
-        data: The options of the data.
-        model: The options of the model.
-        args: The options of the training.
+        arguments: The options of data, model and training.
         is_new: Whether the run begins, and reads `embeddings`.
 
     Returns:
@@ -49,6 +45,7 @@ def check_inputs(
         CorpusError: A file is missing or empty.
         HubError: A model or tokenizer is neither a folder nor on the Hub, or there is no token to push with.
     """
+    data, model, args = arguments
     if not args.output_dir:
         raise RecipeError("the run needs an output folder: --output-dir outputs/my-run")
     corpora = {part: data.corpus(part) for part in ("train", "validation", "test")}

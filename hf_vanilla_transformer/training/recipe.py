@@ -13,14 +13,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from ..errors import did_you_mean
-from .arguments import DataArguments, ModelArguments, RecipeError, VanillaTransformerTrainingArguments
+from .arguments import Arguments, DataArguments, ModelArguments, RecipeError, VanillaTransformerTrainingArguments
 from .options import UNSUPPORTED, check_together
 
 RECIPES = Path(__file__).with_name("recipes")  # the package's; they have names
 NULL = ("null", "~")  # stand for an option's default
 OPTION = re.compile(r"^--[\w-]+")  # its name
 
-Arguments = tuple[DataArguments, ModelArguments, VanillaTransformerTrainingArguments]
 PARTS = {"Data": DataArguments, "Model": ModelArguments, "Training": VanillaTransformerTrainingArguments}
 NAMES = {
     part: [field.name for field in dataclasses.fields(part) if field.init and field.name != "debug"]  # a switch's name

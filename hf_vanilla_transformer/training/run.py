@@ -27,12 +27,11 @@ from ..data.vectors import use_vectors
 from ..engine.memory import keep_freed_memory
 from ..errors import first_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .arguments import RecipeError
+from .arguments import Arguments, RecipeError
 from .callbacks import Console
 from .evaluation import TranslationMetrics, by_length, measures_of
 from .finish import finish_run
 from .preflight import check_inputs, measured, preflight
-from .recipe import Arguments
 from .run_facts import run_facts
 from .run_folder import (
     TOKENIZER,
@@ -52,25 +51,21 @@ class FinishError(RuntimeError):
 
 
 class Run:
-    """A training run.
+    """A training run in steps: `check`, then `run`, which is `prepare`, `train` and `finish`.
 
-    Args:
-        arguments: What `parse_recipe` returns.
-        say: Is called with each line for the user, in the main process only.
-        resume: Whether to resume from the last complete checkpoint of the output folder.
-        dry_run: Whether to train for a few updates in a temporary folder only.
-        trust_remote_code: Whether code that comes with a model or a tokenizer may run.
+    Its arguments, and the errors of its steps, are those of `training.train`.
     """
 
     def __init__(
         self,
         arguments: Arguments,
-        say: Callable[[str], object] = print,
+        say: Callable[[str], object],
         *,
         resume: bool = False,
         dry_run: bool = False,
         trust_remote_code: bool = False,
     ) -> None:
+        self.arguments = arguments
         self.data, self.model, self.args = arguments
         self.resume, self.dry_run, self.trust_remote_code = resume, dry_run, trust_remote_code
         self.output = Path(self.args.output_dir or "")
@@ -83,30 +78,18 @@ class Run:
             self.args.push_to_hub = False
 
     def check(self) -> None:
-        """Checks what can be checked before any data is read.
-
-        Raises:
-            RecipeError: Options contradict each other or are invalid, or the output folder can't be used.
-            CorpusError: A file is missing or empty.
-            HubError: A model or tokenizer is neither a folder nor on the Hub, or there is no token to push with.
-        """
+        """Checks what can be checked before any data is read."""
         if self.resume and self.dry_run:
             raise RecipeError("--dry-run trains in a temporary folder, with no run to resume; leave --resume out")
-        self.corpora = check_inputs(self.data, self.model, self.args, is_new=not self.resume)
+        self.corpora = check_inputs(self.arguments, is_new=not self.resume)
         if self.main and not self.dry_run:
-            check_folder(self.data, self.model, self.args, resume=self.resume)
+            check_folder(self.arguments, resume=self.resume)
 
     def run(self) -> VanillaTransformerTrainer:
         """Prepares, trains and finishes as the only process in the output folder, or makes a dry run.
 
         Returns:
             The trainer. Of several processes, keep it: freeing its process group may hang.
-
-        Raises:
-            RecipeError: The run can't start, or its rehearsal fails.
-            CorpusError: A corpus can't be read, or nothing of it is left.
-            DivergedError: Loss or gradients aren't finite any more.
-            FinishError: The model is trained, but can't be averaged, scored or described.
         """
         with ExitStack() as stack:
             if self.dry_run:
@@ -118,7 +101,7 @@ class Run:
             if self.main:
                 stack.enter_context(only_process_in(self.output))
                 # Once more, as another process may have been faster.
-                check_folder(self.data, self.model, self.args, resume=self.resume)
+                check_folder(self.arguments, resume=self.resume)
             trainer = self.prepare()
             if self.dry_run:
                 for line in measured(trainer):
@@ -185,7 +168,7 @@ class Run:
                 fingerprint = state_of(self.corpora["train"], pairs)
                 if self.resume:
                     check_same_data(self.output, fingerprint)
-                write_recipe(self.output, fixed_options(self.data, self.model, self.args), fingerprint)
+                write_recipe(self.output, fixed_options(self.arguments), fingerprint)
         with self.args.main_process_first(local=False, desc="training the tokenizer"):
             tokenizer = self._tokenizer(pairs)
             if self.checkpoint is not None:  # it may have changed since

@@ -16,7 +16,7 @@ from ..checkpoints.completeness import RECIPE, TRAINER_STATE, last_complete_chec
 from ..checkpoints.files import check_links, write_text
 from ..checkpoints.loading import read_json
 from ..errors import CheckpointError, first_line
-from .arguments import DataArguments, ModelArguments, RecipeError, VanillaTransformerTrainingArguments
+from .arguments import Arguments, DataArguments, ModelArguments, RecipeError
 
 TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains
 LOCK = "run.lock"
@@ -79,10 +79,9 @@ def read_recipe(folder: Path) -> dict[str, object]:
         raise RecipeError(f"{error}; give another --output-dir") from error
 
 
-def fixed_options(
-    data: DataArguments, model: ModelArguments, args: VanillaTransformerTrainingArguments
-) -> dict[str, object]:
+def fixed_options(arguments: Arguments) -> dict[str, object]:
     """Returns the options that must not change when a run resumes: those of data, model and optimizer."""
+    data, model, args = arguments
     options = {name: value for name, value in (asdict(data) | asdict(model)).items() if name not in FREE_OPTIONS}
     fixed = {name: value for name, value in options.items() if not name.startswith(("validation_", "test_"))}
     fixed["optim"] = str(getattr(args.optim, "value", args.optim))
@@ -90,22 +89,20 @@ def fixed_options(
     return fixed | ({"seed": args.seed_of_data} if data.bpe_dropout else {})  # decides the segmentations
 
 
-def check_folder(
-    data: DataArguments, model: ModelArguments, args: VanillaTransformerTrainingArguments, *, resume: bool
-) -> None:
+def check_folder(arguments: Arguments, *, resume: bool) -> None:
     """Checks that the output folder is new, or has a run with the same options to resume.
 
     Raises:
         RecipeError: It isn't, or has not.
         LinkError: The folder has a link out of it.
     """
-    folder = Path(args.output_dir or "")
+    folder = Path(arguments[2].output_dir or "")
     check_links(folder)
     if not resume:
         if not is_empty(folder):
             raise RecipeError(f"{folder} is not empty; resume with --resume, or give another --output-dir")
         return
-    now, before = fixed_options(data, model, args), read_recipe(folder)
+    now, before = fixed_options(arguments), read_recipe(folder)
     before = now | asdict(DataArguments()) | asdict(ModelArguments()) | before  # an older one has fewer options
     for name, value in now.items():
         is_first = name == BEST and None in (value, before[name])

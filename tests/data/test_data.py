@@ -15,8 +15,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from datasets import Dataset, IterableDataset
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast
@@ -469,18 +467,6 @@ def test_pairs_are_left_out_and_counted_by_reason():
     cleaning.keeps(np.array([1, 4]), np.array([100, 4]))  # counts go on; what has two reasons counts once
     assert (cleaning.left_out["an empty side"], cleaning.left_out.total(), cleaning.kept) == (4, 8, 4)
     assert str(Cleaning(10)) == "0 pairs kept, 0 left out"
-
-
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40))), st.integers(2, 30), st.none() | st.floats(1.0, 5.0))
-def test_cleaning_keeps_what_the_rules_allow_and_counts_every_pair_once(lengths, max_length, ratio):
-    cleaning = Cleaning(max_length, ratio)
-    source, target = np.array(lengths, dtype=np.int64).reshape(-1, 2).T
-    expected = [
-        min(s, t) > 1 and max(s, t) <= max_length and (ratio is None or max(s, t) <= ratio * min(s, t))
-        for s, t in lengths
-    ]
-    assert cleaning.keeps(source, target).tolist() == expected
-    assert (cleaning.kept, cleaning.left_out.total()) == (sum(expected), len(lengths) - sum(expected))
 
 
 # Token ids

@@ -103,7 +103,7 @@ def test_the_trainers_token_is_in_no_file(hub, tiny_checkpoint, tmp_path, monkey
 
 def test_what_pushes_during_training_were_is_told(hub, tiny_checkpoint, tmp_path, monkeypatch):
     warnings = []
-    monkeypatch.setattr("hf_vanilla_transformer.training.trainer.logger.warning_once", warnings.append)
+    monkeypatch.setattr("hf_vanilla_transformer.training.pushes.logger.warning_once", warnings.append)
     trainer = trainer_of(tiny_checkpoint, tmp_path / "run", push_to_hub=True, hub_model_id=REPO)
     assert ["nothing is sent before push_to_hub()" in warning for warning in warnings] == [True]
     with pytest.raises(TypeError, match="leave blocking out"):

@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+import test_training
 import torch
 import torch.nn.functional as F
-from datasets import Dataset
 from safetensors.torch import load_file
 from small_runs import recipe_in
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq, TrainerCallback
+from test_training import rows
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.checkpoints.completeness import WEIGHT_AVERAGE, damage_of, last_complete_checkpoint
@@ -25,28 +26,11 @@ EPS, ALPHA = 0.1, 3.0
 RDROP = {"rdrop_alpha": ALPHA}
 
 
-def rows(tokenizer, number: int = 24) -> Dataset:
-    sources = [f"{'twenty-one half past ' * (n % 5)}nine {n}" for n in range(number)]
-    targets = [f"{'halb zehn ' * (n % 4)}einundzwanzig {n}" for n in range(number)]
-    return Dataset.from_dict(dict(tokenizer(sources, text_target=targets)))
-
-
 def trainer_of(checkpoint: Path, folder: Path, dropout: float = 0.0, **options) -> VanillaTransformerTrainer:
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    settings = {
-        "output_dir": str(folder), "max_steps": 4, "per_device_train_batch_tokens": 256, "learning_rate": 0.01,
-        "warmup_steps": 2, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True,
-        "predict_with_generate": False,
-    }  # fmt: skip
+    data = {"train_dataset": rows(tokenizer, 24), "eval_dataset": rows(tokenizer, 6)}
     model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint, dropout=dropout, label_smoothing=EPS)
-    return VanillaTransformerTrainer(
-        model=model,
-        args=VanillaTransformerTrainingArguments(**{**settings, **options}),
-        processing_class=tokenizer,
-        data_collator=DataCollatorForSeq2Seq(tokenizer),
-        train_dataset=rows(tokenizer),
-        eval_dataset=rows(tokenizer, 6),
-    )
+    return test_training.trainer_of(checkpoint, folder, model=model, **data, **options)
 
 
 def cross_entropy(logits, labels):

@@ -64,11 +64,10 @@ def arguments(folder: Path, **options) -> VanillaTransformerTrainingArguments:
 
 def trainer_of(checkpoint: Path, folder: Path, **options) -> VanillaTransformerTrainer:
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    others = {
-        name: options.pop(name) for name in ("train_dataset", "eval_dataset", "compute_metrics") if name in options
-    }
+    names = ("model", "train_dataset", "eval_dataset", "compute_metrics")
+    others = {name: options.pop(name) for name in names if name in options}
+    others.setdefault("model", AutoModelForSeq2SeqLM.from_pretrained(checkpoint))
     return VanillaTransformerTrainer(
-        model=AutoModelForSeq2SeqLM.from_pretrained(checkpoint),
         args=arguments(folder, **options),
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer),
