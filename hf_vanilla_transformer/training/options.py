@@ -121,8 +121,6 @@ def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any
         ValueError: They contradict each other, or one has no effect.
     """
     streaming, has_tokenizer = data.streaming, bool(model.tokenizer_name_or_path or model.model_name_or_path)
-    if not has_tokenizer:
-        check_kinds(model.tokenizer, bool(data.feature_columns), model.source_normalization)
     by_tokens, evaluates = args.per_device_train_batch_tokens > 0, args.eval_strategy != "no"
     chooses = args.save_strategy == "best" or args.load_best_model_at_end or args.early_stopping_patience is not None
     measured = [*LOSSES, *(MEASURES if args.predict_with_generate and not args.prediction_loss_only else ())]
@@ -187,3 +185,5 @@ def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any
     for problem, is_wrong in problems.items():
         if is_wrong:
             raise ValueError(problem)
+    if not has_tokenizer:
+        check_kinds(model.tokenizer, bool(data.feature_columns), model.source_normalization)

@@ -17,7 +17,7 @@ from .arguments import Arguments, DataArguments, ModelArguments, RecipeError, Va
 from .options import UNSUPPORTED, check_together
 
 RECIPES = Path(__file__).with_name("recipes")  # the package's; they have names
-NULL = ("null", "~")  # stand for an option's default
+NULL = ("null", "~", None)  # stand for an option's default
 OPTION = re.compile(r"^--[\w-]+")  # its name
 
 PARTS = {"Data": DataArguments, "Model": ModelArguments, "Training": VanillaTransformerTrainingArguments}

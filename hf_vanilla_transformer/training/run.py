@@ -148,7 +148,7 @@ class Run:
         return seconds
 
     def finish(self, trainer: VanillaTransformerTrainer, seconds: float) -> None:
-        """Averages, scores, and writes the card of, what was trained in so many seconds; pushes it if asked to."""
+        """Averages and scores what was trained in so many seconds, writes its card, and pushes it if asked to."""
         in_all = None if self.checkpoint else seconds  # the time up to the checkpoint isn't known
         try:
             facts = run_facts(trainer, in_all)

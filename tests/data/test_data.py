@@ -277,13 +277,6 @@ def test_a_file_that_changes_is_read_anew(write):
     assert read("c\tde\n", 2_000) == [("c", "de")]  # as old as before
 
 
-def test_files_of_the_same_name_and_age_in_other_folders_are_others(write, tmp_path, monkeypatch):
-    for folder, content in (("one", "a\tb\n"), ("two", "c\td\n")):
-        os.utime(write(f"{folder}/a.tsv", content), ns=(1_000, 1_000))
-        monkeypatch.chdir(tmp_path / folder)
-        assert pairs_of(Corpus(tables=("a.tsv",))) == [tuple(content.split())]
-
-
 def test_the_state_of_a_corpus_changes_with_its_files(write, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "revision_of", lambda name, kind: f"{kind} {name}")
 
@@ -499,13 +492,6 @@ def test_cleaning_by_tokens(write, tokenizer, streaming):
     assert ids_of(tokenized) == [(tokenizer("a b")["input_ids"],) * 2]
     expected = {"an empty side": 2, "more than 40 tokens": 1, "a length ratio above 3": 1}
     assert (dict(cleaning.left_out), cleaning.kept) == (expected, 1)
-
-
-def test_a_stream_of_several_files_is_tokenized_in_order(write, tokenizer):
-    tables = (write("a.tsv", "a\tb\n"), write("a.parquet", pyarrow.table({"source": ["c"], "target": ["d"]})))
-    stream = read_corpus(Corpus((write("s", "e\n"),), (write("t", "f\n"),), tables), streaming=True)
-    tokenized = tokenize(stream, tokenizer, Cleaning(10))
-    assert ids_of(tokenized) == [tuple(tokenizer(list(pair))["input_ids"]) for pair in ("ef", "ab", "cd")]
 
 
 def test_nothing_is_left(write, tokenizer):

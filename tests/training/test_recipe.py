@@ -131,7 +131,9 @@ def test_the_command_line_alone():
 
 
 def test_values_need_not_be_text():
-    _, _, training = parse_recipe([], {"learning_rate": 1, "bf16": False, "max-steps": 7, "report_to": ["none"]})
+    _, _, training = parse_recipe(
+        [], {"learning_rate": 1, "bf16": False, "max-steps": 7, "report_to": ["none"], "seed": None}
+    )
     assert (training.learning_rate, training.bf16, training.max_steps, training.report_to) == (1.0, False, 7, [])
     with pytest.raises(RecipeError, match=r"^max_steps is 1.5; give an integer$"):
         parse_recipe([], {"max_steps": 1.5})
