@@ -88,7 +88,9 @@ def fill_model_card(facts: RunFacts) -> ModelCard:
     card: ModelCard = ModelCard.from_template(
         _metadata(facts),
         template_path=str(TEMPLATE),
-        **{"text": _text, "code": _code, "literal": _literal},
+        text=_text,
+        code=_code,
+        literal=_literal,
         facts=facts,
         name=facts.name,
         imports=IMPORTS,

@@ -21,11 +21,9 @@ NULL = ("null", "~", None)  # stand for an option's default
 OPTION = re.compile(r"^--[\w-]+")  # its name
 
 PARTS = {"Data": DataArguments, "Model": ModelArguments, "Training": VanillaTransformerTrainingArguments}
-NAMES = {
-    part: [field.name for field in dataclasses.fields(part) if field.init and field.name != "debug"]  # a switch's name
-    for part in PARTS.values()
-}
-FIELDS = {name: part.__dataclass_fields__[name] for part, names in NAMES.items() for name in names}
+FIELDS = {field.name: field for part in PARTS.values() for field in dataclasses.fields(part) if field.init}
+del FIELDS["debug"]  # `--debug` is the command's
+NAMES = {part: [field.name for field in dataclasses.fields(part) if field.name in FIELDS] for part in PARTS.values()}
 SUPPORTED_NAMES = [name for name in FIELDS if name not in UNSUPPORTED]
 
 
