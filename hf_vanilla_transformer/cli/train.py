@@ -53,8 +53,9 @@ def _declare(parser: argparse.ArgumentParser) -> None:
 
 def _train(arguments: argparse.Namespace) -> None:
     """Trains from the recipes, or lists options or recipes."""
-    from ..training import train
-    from ..training.recipe import FIELDS, describe_options, describe_recipes
+    with loading():
+        from ..training import train
+        from ..training.recipe import FIELDS, describe_options, describe_recipes
 
     if arguments.list_options or arguments.list_recipes:
         print(describe_options() if arguments.list_options else describe_recipes())
