@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from small_runs import recipe_in
 from transformers import TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.corpora import Corpus
 from hf_vanilla_transformer.training import recipe as recipe_module
+from hf_vanilla_transformer.training import train
 from hf_vanilla_transformer.training.arguments import (
     DataArguments,
     ModelArguments,
@@ -369,3 +371,11 @@ def test_later_recipes_override_earlier_ones(tmp_path):
     second.write_text("dropuot: 0.0\n")
     with pytest.raises(RecipeError, match=r"second\.yaml: unknown option 'dropuot'; did you mean 'dropout'"):
         parse_recipe([first, second])
+
+
+def test_the_command_is_a_function(tmp_path):
+    lines = []
+    trainer = train(overrides={**recipe_in(tmp_path), "num_beams": 1}, dry_run=True, say=lines.append)
+    assert trainer.state.global_step == 4
+    assert "Training data: 50 pairs kept, 0 left out" in lines
+    assert not (tmp_path / "run").exists()
