@@ -38,7 +38,7 @@ MODULES = {
     "SourceTargetTokenizerFast": "tokenization_source_target",
     "Translator": "translation.translator",
     "VanillaTransformerTrainer": "training.trainer",
-    "VanillaTransformerTrainingArguments": "training.recipe",
+    "VanillaTransformerTrainingArguments": "training.arguments",
     "evaluate": "translation.evaluation",
     "export": "interop.export",
     "from_marian": "interop.marian",
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from .tokenization_dictionary import DictionaryTokenizer
     from .tokenization_source_target import SourceTargetTokenizerFast
     from .tokenization_vanilla_transformer import VanillaTransformerTokenizer, VanillaTransformerTokenizerFast
-    from .training.recipe import VanillaTransformerTrainingArguments
+    from .training.arguments import VanillaTransformerTrainingArguments
     from .training.trainer import VanillaTransformerTrainer
     from .translation.evaluation import evaluate
     from .translation.translator import Translator

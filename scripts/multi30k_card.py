@@ -13,7 +13,8 @@ import torch
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.checkpoints.files import write_text
-from hf_vanilla_transformer.hub.model_card import Evaluation, RunFacts, Sample, fill_model_card
+from hf_vanilla_transformer.hub.facts import Evaluation, RunFacts, Sample
+from hf_vanilla_transformer.hub.model_card import fill_model_card
 from hf_vanilla_transformer.metrics import Score
 from hf_vanilla_transformer.training.recipe import parse_recipe
 from hf_vanilla_transformer.training.run_facts import recipe_of
@@ -48,7 +49,7 @@ def facts() -> RunFacts:
     if measured is None or machine is None:
         raise ValueError(f"{RESULTS}: the sentences under {HEADING!r}, or on the machine, have changed; adapt MEASURED")
     folder = "outputs/multi30k_best"
-    options = ["--bf16", "true", "--output-dir", folder]  # of the command there
+    options = {"bf16": True, "output_dir": folder}  # of the command there
     data, model_arguments, args = parse_recipe(["multi30k_tiny", "multi30k_best"], options)
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(model_arguments.config(model_arguments.vocab_size))

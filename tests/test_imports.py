@@ -46,7 +46,7 @@ EVERYWHERE = {"cli", "__init__", "__main__", "scripts", "benchmarks"}  # importe
 # Commands import what they need inside of the function, and __init__ when it registers, so that `--help` is instant;
 # the backend of an extra imports it when it is used; what translates with that imports neither torch nor transformers.
 IMPORT_LATE = {*EVERYWHERE, "translation.ctranslate2", "translation.decoding", "translation.translator"}
-IMPORT_LATE |= {"translation.tokenizer_file"}
+IMPORT_LATE |= {"translation.tokenizer_file", "training"}  # a wrong option is an error before what trains is imported
 
 
 @dataclass(frozen=True)

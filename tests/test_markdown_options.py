@@ -143,6 +143,6 @@ def test_the_options_of_trainings_that_do_not_run_go_together(arguments: str) ->
     words = shlex.split(arguments)
     assert words[0] == "--config"
     configs = list(itertools.takewhile(lambda word: not word.startswith("--"), words[1:]))
-    _, _, training = recipe.parse_recipe(configs, words[1 + len(configs) :])
+    _, _, training = recipe.parse_recipe(configs, recipe.options_of(words[1 + len(configs) :]))
     saves = 0 if training.save_strategy == "no" else training.max_steps // training.save_steps
     assert training.average_last <= saves

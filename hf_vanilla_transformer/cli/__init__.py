@@ -99,10 +99,11 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.given = list(args or ())
-        if self.get_default("takes_overrides"):  # argparse would take an unknown "--name=a value" for a positional one
-            words = (one.split("=", 1) if OPTION.match(one) and " " in one else [one] for one in self.given)
-            args = list(itertools.chain.from_iterable(words))
-        return super().parse_known_args(args, namespace)
+        parsed = super().parse_known_args(args, namespace)
+        if parsed[1] and (declare := self.get_default("declare")):  # options whose declaration takes long to import
+            declare(self)
+            parsed = super().parse_known_args(args, namespace)
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required") and (unknown := self._unknown()):
@@ -121,9 +122,7 @@ class _Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         # A command's own parser reports unknown options, because only it knows similar ones.
         arguments, unknown = self.parse_known_args(_with_dashes(sys.argv[1:] if args is None else args), namespace)
-        if hasattr(arguments, "takes_overrides"):
-            arguments.overrides = unknown  # the command itself parses them
-        elif unknown:
+        if unknown:
             getattr(arguments, "parser", self).error(f"unrecognized arguments: {' '.join(unknown)}")
         return arguments
 

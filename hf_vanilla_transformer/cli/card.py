@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .output import UsageError, show
 
 if TYPE_CHECKING:
-    from ..hub.model_card import RunFacts
+    from ..hub.facts import RunFacts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +55,9 @@ def _card(arguments: argparse.Namespace) -> None:
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; DIR must be that of a saved model")
 
-    from ..hub.facts import read_facts
-    from ..hub.model_card import CARD, is_repository, save_card
+    from ..hub.card_file import CARD
+    from ..hub.facts import is_repository, read_facts
+    from ..hub.model_card import save_card
 
     if arguments.name is not None and not is_repository(arguments.name):
         raise UsageError(f"--name {arguments.name} is not a repository's name; give user/name")

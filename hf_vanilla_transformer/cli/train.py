@@ -4,13 +4,10 @@ import argparse
 import atexit
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from .models import loading
 from .output import show
-
-if TYPE_CHECKING:
-    from ..training.recipe import Arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,35 +41,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--list-options", action="store_true", help="list all options of a recipe with their defaults")
     parser.add_argument("--list-recipes", action="store_true", help="list the package's recipes, and where they are")
-    parser.set_defaults(run=_train, takes_overrides=True)
+    parser.set_defaults(run=_train, declare=_declare)
+
+
+def _declare(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of recipes."""
+    with loading():
+        from ..training.recipe import add_options
+
+        add_options(parser)
 
 
 def _train(arguments: argparse.Namespace) -> None:
-    """Parses the recipe and runs the training, or lists options or recipes."""
+    """Trains from the recipes, or lists options or recipes."""
+    with loading():
+        from ..training import train
+        from ..training.recipe import FIELDS, describe_options, describe_recipes
+
     if arguments.list_options or arguments.list_recipes:
-        with loading():
-            from ..training.recipe import describe_options, describe_recipes
         print(describe_options() if arguments.list_options else describe_recipes())
         return
-    recipe = _recipe(arguments)
-    with loading():
-        from ..training.run import Run
-
+    overrides = {name: value for name, value in vars(arguments).items() if name in FIELDS}
     switches = {name: getattr(arguments, name) for name in ("resume", "dry_run", "trust_remote_code")}
-    run = Run(recipe, show, **switches)
-    run.check()
-    run.run()
-    if run.args.world_size > 1:
-        _end_process(run.main)
-
-
-def _recipe(arguments: argparse.Namespace) -> "Arguments":
-    """Parses the recipe before the slow imports, so that a mistyped option is an error at once."""
-    with loading():
-        from ..training.recipe import parse_recipe
-
-        switches = [option for option in arguments.parser._option_string_actions if option.startswith("--")]
-        return parse_recipe(arguments.config, arguments.overrides, switches)
+    trainer = train(arguments.config, overrides, **switches, say=show)
+    if trainer.args.world_size > 1:
+        _end_process(trainer.is_world_process_zero())
 
 
 def _end_process(is_main: bool) -> NoReturn:

@@ -293,9 +293,9 @@ def _from_hub(corpus: Corpus, name: str, streaming: bool) -> Dataset | IterableD
         dataset = load_dataset(name, corpus.configuration, split=corpus.split, streaming=streaming)
         names = dataset.column_names or list(next(iter(dataset), {}))
     except Exception as error:  # its reader and the network raise errors of many kinds
-        raise CorpusError(
-            f"{name}: can't be loaded ({first_line(_cause(error))}); name a data set on the Hub"
-        ) from error
+        # For some errors, datasets' message only says that there was one.
+        cause = (error.__cause__ if isinstance(error, DatasetGenerationError) else None) or error
+        raise CorpusError(f"{name}: can't be loaded ({first_line(cause)}); name a data set on the Hub") from error
     if not names or (isinstance(dataset, Dataset) and not len(dataset)):
         raise CorpusError(f"{name}: its split {corpus.split!r} contains no sentence pair")
 
@@ -327,11 +327,6 @@ def _fingerprint(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> str | No
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     content |= {"padding": None, "truncation": None}  # left over from its last call
     return Hasher.hash(("without white space", pairs._fingerprint, content, tokenizer.split_special_tokens))
-
-
-def _cause(error: Exception) -> BaseException:
-    # For some errors, datasets' message only says that there was one.
-    return error.__cause__ or error if isinstance(error, DatasetGenerationError) else error
 
 
 __all__ = ["Cleaning", "Corpus", "read_corpus", "tokenize"]

@@ -201,13 +201,10 @@ def default_measures(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return ["exact_match", "ser"] if splits_into_symbols(tokenizer) else ["bleu", "chrf"]
 
 
-def symbol_splitter(tokenizer: PreTrainedTokenizerBase) -> Splitter:
-    """Returns what divides targets into the symbols whose errors are counted: the tokenizer's own, known or not.
-
-    For a tokenizer of pieces, as "bpe", it is the words that white space separates.
-    """
+def symbol_splitter(tokenizer: PreTrainedTokenizerBase) -> Splitter | None:
+    """Returns what divides targets into the tokenizer's symbols, known or not; None for a tokenizer of pieces."""
     backend = _backend_of(tokenizer, True)
-    return str.split if backend is None else _splitter(backend)
+    return None if backend is None else _splitter(backend)
 
 
 def unknown_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int | None, int | None]:

@@ -1,35 +1,26 @@
-"""Collects the facts for a saved model's card: those that a run saved, or else those in the model's files."""
+"""The facts that a model card states: what a run knows, what its author wrote, and the file that keeps them."""
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.files import write_text
 from ..checkpoints.kinds import CONFIG
 from ..checkpoints.loading import read_json, tensors_in
+from ..data.digests import digest_of
 from ..metrics import Score
-from .model_card import (
-    CARD,
-    FACTS,
-    TAGS,
-    TEXT2TEXT,
-    TRANSLATION,
-    WEIGHTS,
-    CardError,
-    CurvePoint,
-    Evaluation,
-    RunFacts,
-    Sample,
-    TrainingFacts,
-    is_repository,
-    load_card,
-    local_name,
-    weights_in,
-)
+from .card_file import CARD, CardError, load_card
 
+FACTS = "model_card.json"  # the facts of a card, beside it; `vanilla-transformer card` makes a new card from them
+WEIGHTS = "weights"  # in that file, the digests of the weights that the facts describe
 SCORES = "scores.json"
+TAGS = ("vanilla_transformer", "attention-is-all-you-need")
+TRANSLATION = "translation"  # the Hub's name of the task
+TEXT2TEXT = "text2text-generation"  # other strings in and out; a tag, as the Hub has no such task any more
 TARGET_TOKENS = "target_tokens"  # in the Trainer's log
 POINTS_PER_CURVE = 10
 # The log's entries of other measures than BLEU -> their names.
@@ -38,6 +29,112 @@ OTHER_SCORES = {"eval_exact_match": "exact match", "eval_wer": "WER", "eval_ser"
 BY_AUTHOR = ("title", "source_language", "target_language", "limits")
 # Fields of a card's metadata that come from the facts; all others are the author's.
 MADE = ("base_model", "datasets", "language", "library_name", "license", "model-index", "pipeline_tag", "tags")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores on one test set."""
+
+    dataset: str  # the test set's name, for instance "Multi30k, test_2016_flickr"
+    scores: Sequence[Score]  # BLEU, chrF ... with their signatures
+    sentences: int | None = None  # their number
+    decoding: str | None = None  # for instance "beam 4, length penalty 0.6"
+    split: str | None = None
+
+    @property
+    def dataset_type(self) -> str:
+        """The name that the Hub lists the results under."""
+        return re.sub(r"[^\w.-]+", "-", self.dataset).strip("-").lower() or "test"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sentence with the model's translation and a reference."""
+
+    source: str
+    translation: str
+    reference: str | None = None
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Measurements after some updates; None: not measured."""
+
+    step: int  # number of updates
+    target_tokens: int | None = None  # trained on until then
+    loss: float | None = None  # that training minimised, since the last line of the log, in nats per token
+    perplexity: float | None = None  # of the validation set, per token
+    bleu: float | None = None  # of the validation set, as the training measures it
+    scores: Mapping[str, float] = field(default_factory=dict)  # its other measures, by names as "exact match"
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """How the model was trained; None: unknown, and left out of the card."""
+
+    optimizer: str | None = None  # with its constants, for instance "Adam, beta 0.9 and 0.98, epsilon 1e-9"
+    learning_rate: float | None = None  # the highest
+    schedule: str | None = None  # for instance "inverse sqrt, 4,000 updates of warm-up"
+    batch_tokens: int | None = None  # the most tokens per update on either side, padding included, on all devices
+    steps: int | None = None  # number of updates
+    target_tokens: int | str | None = None  # trained on in all; as text if the number is rounded
+    dropout: float | None = None  # P_drop
+    dropout_warmup_steps: int | None = None  # number of updates over which dropout rises from 0 to that
+    bpe_dropout: float | None = None  # probability with which merges were dropped in the training data
+    label_smoothing: float | None = None  # epsilon_ls
+    consistency: str | None = None  # a loss beside the cross-entropy, for instance "R-Drop, alpha 5"
+    precision: str | None = None  # for instance "bfloat16"
+    seed: int | None = None
+    averaged_checkpoints: int | None = None  # their number
+    ema_decay: float | None = None  # of the exponential moving average of the weights
+    hardware: str | None = None  # for instance "1 x NVIDIA H200"
+    seconds: float | None = None  # duration of the training
+    software: str | None = None  # for instance "torch 2.13.0, transformers 5.23.0"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The facts about a model and its training run; missing ones are left out of the card."""
+
+    name: str  # what the model is loaded by: its name on the Hub, "user/name", or a folder as `local_name` writes it
+    title: str | None = None  # the card's, if it isn't the name
+    task: str = TRANSLATION  # or TEXT2TEXT: other strings, such as sounds
+    config: Mapping[str, Any] = field(default_factory=dict)  # the configuration's fields, `model.config.to_dict()`
+    parameters: int | None = None  # their number; tied ones count once
+    source_language: str | None = None  # ISO 639 code, "en"
+    target_language: str | None = None
+    languages: Sequence[str] = ()  # ISO 639 codes, if source and target language aren't given
+    converted: bool = False  # from a model of another system
+    stock: str | None = None  # the class of transformers' own that it was exported to, "MarianMTModel"
+    base_model: str | None = None  # that one's name on the Hub
+    license: str | None = None  # the Hub's identifier, "apache-2.0"
+    datasets: Sequence[str] = ()  # names on the Hub of the training data
+    training_files: Sequence[str | Path] = ()  # the card shows their names without folders
+    training_pairs: int | None = None  # number of sentence pairs in the training data
+    recipe: TrainingFacts = field(default_factory=TrainingFacts)
+    curve: Sequence[CurvePoint] = ()  # in the order of the updates
+    evaluations: Sequence[Evaluation] = ()  # one per test set
+    samples: Sequence[Sample] = ()  # a few translations, preferably of sentences outside the training data
+    limits: str | None = None  # what the model can't do, in Markdown; a general remark follows it
+    tags: Sequence[str] = ()  # the Hub's, beside those that every card has
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # other fields of the metadata, such as `license_name`
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name can be a repository's, "user/name"; loading it could run code from the Hub."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) is not None
+
+
+def local_name(folder: str | Path) -> str:
+    """Returns a card's name for a folder: it begins with "./", so that it can't be a repository's name.
+
+    An absolute path is cut to the last folder's name, because a card says nothing about its author's machine.
+    """
+    path = Path(folder)
+    if path.name in ("", ".."):
+        path = path.resolve()
+    name = path.name if path.is_absolute() else path.as_posix()
+    return "./" + " ".join(name.split())
 
 
 def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
@@ -76,6 +173,21 @@ def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
     # Aliases of a tied matrix aren't saved.
     values["parameters"] = sum(math.prod(shape) for _, (_, shape) in tensors.values())
     return RunFacts(**{**values, "config": config}), note
+
+
+def write_facts(folder: Path, facts: RunFacts) -> None:
+    """Writes the facts that the model's own files don't state, with the digests of the weights that they describe."""
+    values = {
+        name: value for name, value in asdict(replace(facts, config={})).items() if value not in (None, (), [], {})
+    }
+    values["recipe"] = {name: value for name, value in values["recipe"].items() if value is not None}
+    write_text(folder / FACTS, json.dumps({WEIGHTS: weights_in(folder), **values}, indent=1, ensure_ascii=False) + "\n")
+
+
+def weights_in(folder: Path) -> dict[str, str]:
+    """Returns the names of the files with weights in a model's folder, each with the file's digest."""
+    files = sorted((*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")))
+    return {file.name: digest_of(file) for file in files}
 
 
 def said_by_author(folder: Path) -> dict[str, Any]:

@@ -1,37 +1,34 @@
-"""The model card that the Hub shows, filled from the facts of a run (`model_card_template.md`)."""
+"""The model card that the Hub shows: `model_card_template.md` filled with the facts about a model."""
 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path, PureWindowsPath
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import Any
 
-import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from ..checkpoints.files import check_links, write_text
-from ..data.digests import digest_of
 from ..errors import printable
-
-if TYPE_CHECKING:  # sacrebleu takes time to import, and a converted model has no scores
-    from ..metrics import Score
-
-CARD = "README.md"
-FACTS = "model_card.json"  # the facts of a card, beside it; `vanilla-transformer card` makes a new card from them
-WEIGHTS = "weights"  # in that file, the digests of the weights that the facts describe
-TEMPLATE = Path(__file__).with_name("model_card_template.md")
-TAGS = ("vanilla_transformer", "attention-is-all-you-need")
-TRANSLATION = "translation"  # the Hub's name of the task
-TEXT2TEXT = "text2text-generation"  # other strings in and out; a tag, as the Hub has no such task any more
-LIMITS = (
-    "The model {does} at a time. Its quality on text that differs from the training data has not been measured, nor "
-    "has any bias in that data: check its {outputs} before you rely on them."
+from .card_file import CARD
+from .facts import (
+    FACTS,
+    TAGS,
+    TRANSLATION,
+    CurvePoint,
+    Evaluation,
+    RunFacts,
+    Sample,
+    TrainingFacts,
+    is_repository,
+    local_name,
+    write_facts,
 )
+
+TEMPLATE = Path(__file__).with_name("model_card_template.md")
 LOADS = re.compile(r"from_pretrained\(\s*(\"(?:[^\"\\]|\\.)*\")")  # what the card's code loads, as a literal
 # Written for a repository only: if a folder is missing, transformers loads the repository of that name.
 OWN_CODE = """\
@@ -52,73 +49,6 @@ POSITIONS = {
     "marian": "sinusoids, Marian's layout",
     "learned": "learned",
 }
-
-
-class CardError(ValueError):
-    """A card can't be made or published; the message says why and names the fix."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Scores on one test set."""
-
-    dataset: str  # the test set's name, for instance "Multi30k, test_2016_flickr"
-    scores: "Sequence[Score]"  # BLEU, chrF ... with their signatures
-    sentences: int | None = None  # their number
-    decoding: str | None = None  # for instance "beam 4, length penalty 0.6"
-    split: str | None = None
-
-    @property
-    def dataset_type(self) -> str:
-        """The name that the Hub lists the results under."""
-        return re.sub(r"[^\w.-]+", "-", self.dataset).strip("-").lower() or "test"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One sentence with the model's translation and a reference."""
-
-    source: str
-    translation: str
-    reference: str | None = None
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """Measurements after some updates; None: not measured."""
-
-    step: int  # number of updates
-    target_tokens: int | None = None  # trained on until then
-    loss: float | None = None  # that training minimised, since the last line of the log, in nats per token
-    perplexity: float | None = None  # of the validation set, per token
-    bleu: float | None = None  # of the validation set, as the training measures it
-    scores: Mapping[str, float] = field(default_factory=dict)  # its other measures, by names as "exact match"
-
-
-@dataclass(frozen=True)
-class TrainingFacts:
-    """How the model was trained; None: unknown, and left out of the card."""
-
-    optimizer: str | None = None  # with its constants, for instance "Adam, beta 0.9 and 0.98, epsilon 1e-9"
-    learning_rate: float | None = None  # the highest
-    schedule: str | None = None  # for instance "inverse sqrt, 4,000 updates of warm-up"
-    batch_tokens: int | None = None  # the most tokens per update on either side, padding included, on all devices
-    steps: int | None = None  # number of updates
-    target_tokens: int | str | None = None  # trained on in all; as text if the number is rounded
-    dropout: float | None = None  # P_drop
-    dropout_warmup_steps: int | None = None  # number of updates over which dropout rises from 0 to that
-    bpe_dropout: float | None = None  # probability with which merges were dropped in the training data
-    label_smoothing: float | None = None  # epsilon_ls
-    consistency: str | None = None  # a loss beside the cross-entropy, for instance "SimCut, alpha 3, p 0.05"
-    precision: str | None = None  # for instance "bfloat16"
-    seed: int | None = None
-    averaged_checkpoints: int | None = None  # their number
-    ema_decay: float | None = None  # of the exponential moving average of the weights
-    hardware: str | None = None  # for instance "1 x NVIDIA H200"
-    seconds: float | None = None  # duration of the training
-    software: str | None = None  # for instance "torch 2.13.0, transformers 5.23.0"
-
-
 # Labels of a recipe's fields in the card; other fields have their names.
 LABELS = {
     "learning_rate": "peak learning rate",
@@ -130,51 +60,6 @@ LABELS = {
     "ema_decay": "decay of the average of the weights",
     "seconds": "time (h:mm:ss)",
 }
-
-
-@dataclass(frozen=True)
-class RunFacts:
-    """The facts about a model and its training run; missing ones are left out of the card."""
-
-    name: str  # what the model is loaded by: its name on the Hub, "user/name", or a folder as `local_name` writes it
-    title: str | None = None  # the card's, if it isn't the name
-    task: str = TRANSLATION  # or TEXT2TEXT: other strings, such as sounds
-    config: Mapping[str, Any] = field(default_factory=dict)  # the configuration's fields, `model.config.to_dict()`
-    parameters: int | None = None  # their number; tied ones count once
-    source_language: str | None = None  # ISO 639 code, "en"
-    target_language: str | None = None
-    languages: Sequence[str] = ()  # ISO 639 codes, if source and target language aren't given
-    converted: bool = False  # from a model of another system
-    stock: str | None = None  # the class of transformers' own that it was exported to, "MarianMTModel"
-    base_model: str | None = None  # that one's name on the Hub
-    license: str | None = None  # the Hub's identifier, "apache-2.0"
-    datasets: Sequence[str] = ()  # names on the Hub of the training data
-    training_files: Sequence[str | Path] = ()  # the card shows their names without folders
-    training_pairs: int | None = None  # number of sentence pairs in the training data
-    recipe: TrainingFacts = field(default_factory=TrainingFacts)
-    curve: Sequence[CurvePoint] = ()  # in the order of the updates
-    evaluations: Sequence[Evaluation] = ()  # one per test set
-    samples: Sequence[Sample] = ()  # a few translations, preferably of sentences outside the training data
-    limits: str | None = None  # what the model can't do, in Markdown; a general remark follows it
-    tags: Sequence[str] = ()  # the Hub's, beside those that every card has
-    metadata: Mapping[str, Any] = field(default_factory=dict)  # other fields of the metadata, such as `license_name`
-
-
-def is_repository(name: str) -> bool:
-    """Whether a name can be a repository's, "user/name"; loading it could run code from the Hub."""
-    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) is not None
-
-
-def local_name(folder: str | Path) -> str:
-    """Returns a card's name for a folder: it begins with "./", so that it can't be a repository's name.
-
-    An absolute path is cut to the last folder's name, because a card says nothing about its author's machine.
-    """
-    path = Path(folder)
-    if path.name in ("", ".."):
-        path = path.resolve()
-    name = path.name if path.is_absolute() else path.as_posix()
-    return "./" + " ".join(name.split())
 
 
 def save_card(folder: str | Path, facts: RunFacts) -> None:
@@ -190,19 +75,8 @@ def save_card(folder: str | Path, facts: RunFacts) -> None:
     """
     folder = Path(folder)
     check_links(folder, [folder / CARD, folder / FACTS])
-    text = str(fill_model_card(facts))
-    names = [_file_name(path) for path in facts.training_files]
-    facts = replace(facts, name=_loaded_by(facts.name), config={}, training_files=names)
-    values = {name: value for name, value in asdict(facts).items() if value not in (None, (), [], {})}
-    values["recipe"] = {name: value for name, value in values["recipe"].items() if value is not None}
-    write_text(folder / CARD, text)
-    write_text(folder / FACTS, json.dumps({WEIGHTS: weights_in(folder), **values}, indent=1, ensure_ascii=False) + "\n")
-
-
-def weights_in(folder: Path) -> dict[str, str]:
-    """Returns the names of the files with weights in a model's folder, each with the file's digest."""
-    files = sorted((*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")))
-    return {file.name: digest_of(file) for file in files}
+    write_text(folder / CARD, str(fill_model_card(facts)))
+    write_facts(folder, _publishable(facts))
 
 
 def fill_model_card(facts: RunFacts) -> ModelCard:
@@ -211,62 +85,38 @@ def fill_model_card(facts: RunFacts) -> ModelCard:
     Args:
         facts: The facts. Their text is escaped, except for `limits`.
     """
-    name = _loaded_by(facts.name)
-    sentence = facts.samples[0].source if facts.samples else "..."
-    metadata = _metadata(facts, name)
+    facts = _publishable(facts)
     card: ModelCard = ModelCard.from_template(
-        metadata,
+        _metadata(facts),
         template_path=str(TEMPLATE),
-        metadata=metadata.to_yaml(),
-        title=_text(facts.title or _title(name)),
-        introduction=_introduction(facts),
-        after_usage=f"It is a {facts.stock} and needs no code of its own. {AFTER_USAGE}"
-        if facts.stock
-        else AFTER_USAGE,
-        imports="" if facts.stock else IMPORTS,
-        name_literal=_literal(name),
-        sentence_literal=_literal(sentence),
-        own_code=OWN_CODE.format(name=_literal(name)) if is_repository(name) and not facts.stock else "",
-        architecture=_value_table(architecture_rows(facts.config, facts.parameters)),
-        training_data=_training_data(facts),
-        recipe=_value_table(recipe_rows(facts.recipe)),
+        text=_text,
+        code=_code,
+        literal=_literal,
+        facts=facts,
+        name=facts.name,
+        package=_package(),
+        imports=IMPORTS,
+        own_code=OWN_CODE.format(name=_literal(facts.name)) if is_repository(facts.name) and not facts.stock else "",
+        after_usage=AFTER_USAGE,
+        architecture=architecture_rows(facts.config, facts.parameters),
+        recipe=recipe_rows(facts.recipe),
         curve=_curve(facts.curve),
+        measures=_measures(facts.curve),
         results=_results(facts.evaluations),
-        samples=_samples(facts.samples, _outputs(facts)),
-        outputs=_outputs(facts),
-        measures=" and ".join(["perplexity", *_measures(facts.curve)]),
-        limits="\n\n".join(filter(None, (facts.limits, LIMITS.format(does=_does(facts), outputs=_outputs(facts))))),
+        samples=_samples(facts.samples, "translation" if facts.task == TRANSLATION else "output"),
     )
     card.text = printable(card.text.rstrip()) + "\n"
     return card
 
 
-def load_card(file: Path) -> ModelCard:
-    """Reads a card.
-
-    Raises:
-        CardError: It isn't UTF-8, its metadata isn't YAML, or has aliases, which can expand to any size.
-    """
-    try:
-        block = REGEX_YAML_BLOCK.search(file.read_text(encoding="utf-8-sig"))
-        if block and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(block[2])):
-            raise ValueError("it has an alias of YAML; write its value")
-        card: ModelCard = ModelCard.load(file)
-    except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
-        problem = " ".join(str(error).split())[:200]
-        raise CardError(f"{file} isn't a model card ({problem}); correct its metadata, or remove it") from error
-    return card
+def _publishable(facts: RunFacts) -> RunFacts:
+    """The facts without the folders of this machine."""
+    names = [PureWindowsPath(path).name for path in facts.training_files]  # splits at both kinds of slash
+    name = facts.name if is_repository(facts.name) else local_name(facts.name)
+    return replace(facts, name=name, training_files=names)
 
 
-def _outputs(facts: RunFacts) -> str:
-    return "translations" if facts.task == TRANSLATION else "outputs"
-
-
-def _does(facts: RunFacts) -> str:
-    return "translates one sentence" if facts.task == TRANSLATION else "reads one line"
-
-
-def _metadata(facts: RunFacts, name: str) -> ModelCardData:
+def _metadata(facts: RunFacts) -> ModelCardData:
     languages = [one for one in (facts.source_language, facts.target_language, *facts.languages) if one]
     made = {
         "library_name": "transformers",
@@ -276,7 +126,7 @@ def _metadata(facts: RunFacts, name: str) -> ModelCardData:
         "base_model": facts.base_model,
         "tags": list(dict.fromkeys((*TAGS, *([] if facts.task == TRANSLATION else [facts.task]), *facts.tags))),
         "datasets": list(facts.datasets) or None,
-        "model_name": name.rpartition("/")[2] if facts.evaluations else None,
+        "model_name": facts.name.rpartition("/")[2] if facts.evaluations else None,
         "eval_results": _eval_results(facts.evaluations, facts.task) or None,
     }
     return ModelCardData(**{**made, **facts.metadata})
@@ -298,20 +148,6 @@ def _eval_results(evaluations: Sequence[Evaluation], task: str) -> list[EvalResu
         for evaluation in evaluations
         for score in evaluation.scores
     ]
-
-
-def _introduction(facts: RunFacts) -> str:
-    languages, origin = "", "trained with"
-    if facts.source_language and facts.target_language:
-        languages = f" that translates from {_code(facts.source_language)} to {_code(facts.target_language)}"
-    if facts.converted:
-        base = facts.base_model
-        link = f" from [{_text(base)}](https://huggingface.co/{quote(base)})" if base else ""
-        origin = f"converted{link} by"
-    return (
-        "A Transformer as in [Attention Is All You Need](https://arxiv.org/abs/1706.03762) (Vaswani et al. 2017)"
-        f"{languages}, {origin} {_package()}."
-    )
 
 
 def _package() -> str:
@@ -355,7 +191,7 @@ def _both_stacks(config: Mapping[str, Any], name: str) -> str | int | None:
     encoder, decoder = config.get(f"encoder_{name}"), config.get(f"decoder_{name}")
     if encoder is None or decoder is None:
         return None
-    return int(encoder) if encoder == decoder and name != "layers" else f"{_value(encoder)} + {_value(decoder)}"
+    return int(encoder) if encoder == decoder and name != "layers" else f"{encoder:,} + {decoder:,}"
 
 
 def _vocabulary(config: Mapping[str, Any]) -> str | None:
@@ -375,16 +211,6 @@ def _sharing(config: Mapping[str, Any]) -> str | None:
     return "target and output" if tied else "none"
 
 
-def _training_data(facts: RunFacts) -> str:
-    lines = [f"- [{_text(name)}](https://huggingface.co/datasets/{quote(name)})" for name in facts.datasets]
-    if facts.training_files:
-        lines.append("- files: " + ", ".join(_code(_file_name(path)) for path in facts.training_files))
-    if facts.training_pairs is not None:
-        pairs = "sentence pairs" if facts.task == TRANSLATION else "pairs"
-        lines.append(f"- {facts.training_pairs:,} {pairs}")
-    return "\n".join(lines)
-
-
 def recipe_rows(recipe: TrainingFacts) -> list[tuple[str, str]]:
     """Describes a training as text: labels and values, without unknown ones."""
     values = {name: value for name, value in asdict(recipe).items() if value is not None}
@@ -400,20 +226,15 @@ def recipe_rows(recipe: TrainingFacts) -> list[tuple[str, str]]:
 
 
 def _curve(curve: Sequence[CurvePoint]) -> str:
-    """The table of the learning curve; a column that no point has a value for is left out."""
-    measures = _measures(curve)
-    rows = [
-        (
-            f"{point.step:,}",
-            _value(point.target_tokens),
-            "" if point.loss is None else f"{point.loss:.3f}",
-            "" if point.perplexity is None else f"{point.perplexity:,.2f}",
-            *(f"{scores[name]:.2f}" if name in (scores := _scores(point)) else "" for name in measures),
-        )
-        for point in curve
-    ]
-    titles = ["updates", "target tokens", "training loss", "validation perplexity"]
-    return _table([*titles, *(f"validation {name}" for name in measures)], rows)
+    columns = {
+        "updates": [_number(point.step) for point in curve],
+        "target tokens": [_number(point.target_tokens) for point in curve],
+        "training loss": [_number(point.loss, ".3f") for point in curve],
+        "validation perplexity": [_number(point.perplexity, ",.2f") for point in curve],
+    }
+    for name in _measures(curve):
+        columns[f"validation {name}"] = [_number(_scores(point).get(name), ".2f") for point in curve]
+    return _table(columns)
 
 
 def _scores(point: CurvePoint) -> Mapping[str, float]:
@@ -426,51 +247,38 @@ def _measures(curve: Sequence[CurvePoint]) -> list[str]:
 
 
 def _results(evaluations: Sequence[Evaluation]) -> str:
-    rows = [
-        (
-            _text(evaluation.dataset),
-            _value(evaluation.sentences),
-            _text(evaluation.decoding or ""),
-            _text(score.name),
-            f"{score.value:.2f}",
-            _code(score.signature),
-        )
-        for evaluation in evaluations
-        for score in evaluation.scores
-    ]
-    return _table(["test set", "sentences", "decoding", "metric", "value", "signature"], rows)
+    rows = [(evaluation, score) for evaluation in evaluations for score in evaluation.scores]
+    return _table(
+        {
+            "test set": [_text(evaluation.dataset) for evaluation, _ in rows],
+            "sentences": [_number(evaluation.sentences) for evaluation, _ in rows],
+            "decoding": [_text(evaluation.decoding or "") for evaluation, _ in rows],
+            "metric": [_text(score.name) for _, score in rows],
+            "value": [_number(score.value, ".2f") for _, score in rows],
+            "signature": [_code(score.signature) for _, score in rows],
+        }
+    )
 
 
-def _samples(samples: Sequence[Sample], outputs: str) -> str:
-    rows = [(_text(sample.source), _text(sample.translation), _text(sample.reference or "")) for sample in samples]
-    return _table(["source", outputs.removesuffix("s"), "reference"], rows)
+def _samples(samples: Sequence[Sample], output: str) -> str:
+    return _table(
+        {
+            "source": [_text(sample.source) for sample in samples],
+            output: [_text(sample.translation) for sample in samples],
+            "reference": [_text(sample.reference or "") for sample in samples],
+        }
+    )
 
 
-def _value_table(rows: Sequence[tuple[str, str]]) -> str:
-    return _table(["", "value"], [(label, _text(value)) for label, value in rows])
+def _table(columns: Mapping[str, Sequence[str]]) -> str:
+    """A Markdown table of columns of Markdown cells, without the empty ones."""
+    kept = {title: cells for title, cells in columns.items() if any(cells)}
+    lines = [tuple(kept), ("---",) * len(kept), *zip(*kept.values(), strict=True)] if kept else []
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table of Markdown cells, without empty columns."""
-    if not rows:
-        return ""
-    columns = [place for place in range(len(header)) if any(row[place] for row in rows)]
-
-    def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    lines = [[header[place] for place in columns], ["---"] * len(columns)]
-    return "\n".join(map(line, lines + [[row[place] for place in columns] for row in rows]))
-
-
-def _value(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:,}" if isinstance(value, int) else _text(str(value))
-
-
-def _file_name(path: str | Path) -> str:
-    return PureWindowsPath(path).name  # splits at both kinds of slash
+def _number(value: float | None, form: str = ",") -> str:
+    return "" if value is None else format(value, form)
 
 
 def _text(text: str) -> str:
@@ -485,14 +293,6 @@ def _code(text: str) -> str:
 
 def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)  # a JSON string is a Python string, too
-
-
-def _loaded_by(name: str) -> str:
-    return name if is_repository(name) else local_name(name)
-
-
-def _title(name: str) -> str:
-    return name.removeprefix("./")
 
 
 def published_as(text: str, repository: str, name: str) -> str:
@@ -514,6 +314,6 @@ def published_as(text: str, repository: str, name: str) -> str:
     if "trust_remote_code" not in text and IMPORTS in text:
         text = text.replace(AFTER_USAGE, f"{OWN_CODE.format(name=_literal(repository))}\n\n{AFTER_USAGE}", 1)
     old = str(json.loads(own))
-    text = text.replace(f"\n# {_text(_title(old))}\n", f"\n# {_text(repository)}\n", 1)
+    text = text.replace(f"\n# {_text(old.removeprefix('./'))}\n", f"\n# {_text(repository)}\n", 1)
     index = "\nmodel-index:\n- name: {}\n"
     return text.replace(index.format(old.rpartition("/")[2]), index.format(repository.rpartition("/")[2]), 1)

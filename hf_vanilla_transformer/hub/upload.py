@@ -17,8 +17,9 @@ from ..checkpoints.kinds import CONFIG
 from ..checkpoints.loading import MODEL_TYPE, VOCABULARY_FILES, load_checkpoint, read_json, tensors_in
 from ..data.hub_names import HubError
 from ..errors import CheckpointError, first_line
-from .facts import SCORES, read_facts
-from .model_card import CARD, FACTS, CardError, is_repository, load_card, published_as
+from .card_file import CARD, CardError, load_card
+from .facts import FACTS, SCORES, is_repository, read_facts
+from .model_card import published_as
 
 ADAPTER = "adapter_config.json"
 # Files that `from_pretrained` loads. Those of an older model would be mixed with the new ones, so they are removed.

@@ -14,8 +14,8 @@ import torch
 from ..checkpoints.files import check_new_folder, new_folder
 from ..checkpoints.loading import tokenizer_fingerprint
 from ..errors import first_line
-from ..hub.facts import strings
-from ..hub.model_card import RunFacts, local_name, save_card
+from ..hub.facts import RunFacts, local_name, strings
+from ..hub.model_card import save_card
 from . import eole, fairseq, joeynmt, marian, marian_npz, opennmt, state_dict
 from .interface import ConversionError, ConversionOptions, Converted, check_savable
 from .pickles import read, tensors_of

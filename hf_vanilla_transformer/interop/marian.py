@@ -32,7 +32,7 @@ from ..checkpoints.loading import (
 )
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
-from ..hub.model_card import CARD, load_card
+from ..hub.card_file import CARD, load_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .interface import ConversionError, ConversionOptions, Converted
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names

@@ -5,11 +5,10 @@ from typing import Any
 
 from torch import nn
 from tqdm import tqdm
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerState
 
 from ..data.batching import TokenBudgetBatchSampler
 from .evaluation import TranslationMetrics
-from .recipe import VanillaTransformerTrainingArguments
 
 
 class Console(TrainerCallback):
@@ -20,7 +19,7 @@ class Console(TrainerCallback):
         say: Is called with each line; it may print to the same terminal.
     """
 
-    def __init__(self, metrics: TranslationMetrics, say: Callable[[str], object] = print) -> None:
+    def __init__(self, metrics: TranslationMetrics, say: Callable[[str], object]) -> None:
         self.metrics, self.say = metrics, say
         self.bar: tqdm | None = None
 
@@ -110,13 +109,3 @@ class DropoutWarmup(TrainerCallback):
         """Restores the rates."""
         for module, name, rate in self.rates:
             setattr(module, name, rate)
-
-
-def callbacks_for(args: VanillaTransformerTrainingArguments) -> list[TrainerCallback]:
-    """Returns the callbacks of the arguments that transformers' Trainer doesn't have."""
-    callbacks: list[TrainerCallback] = []
-    if args.dropout_warmup_steps:
-        callbacks.append(DropoutWarmup(args.dropout_warmup_steps))
-    if args.early_stopping_patience is not None:
-        callbacks.append(EarlyStoppingCallback(early_stopping_patience=args.early_stopping_patience))
-    return callbacks

@@ -11,7 +11,7 @@ from transformers import EvalPrediction, PreTrainedTokenizerBase
 from ..data.corpora import lengths_of
 from ..data.symbols import default_measures, splits_into_symbols, symbol_splitter, unknown_ids
 from ..metrics import MEASURES, Score, corpus_bleu, measure, why_unmeasurable
-from .recipe import VanillaTransformerTrainingArguments
+from .arguments import VanillaTransformerTrainingArguments
 
 NO_SYMBOL = "\ufffd"  # in a reference, for one that no translation can have
 

@@ -15,12 +15,12 @@ from ..checkpoints.loading import load_checkpoint
 from ..data.corpora import read_corpus
 from ..data.formats import Corpus, is_table
 from ..engine import attach_if_supported
-from ..hub.facts import SCORES, said_by_author, with_what_was_said
-from ..hub.model_card import Evaluation, RunFacts, Sample, local_name, save_card
+from ..hub.facts import SCORES, Evaluation, RunFacts, Sample, local_name, said_by_author, with_what_was_said
+from ..hub.model_card import save_card
 from ..hub.upload import prepare, publish
 from ..translation.evaluation import evaluate
+from .arguments import DataArguments
 from .evaluation import TranslationMetrics
-from .recipe import DataArguments
 from .trainer import VanillaTransformerTrainer
 
 SAMPLES_PER_CARD = 5

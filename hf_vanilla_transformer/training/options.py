@@ -1,12 +1,17 @@
-"""The options of `Seq2SeqTrainingArguments` that recipes can have, and the ranges of this package's own options."""
+"""What options may be: those of transformers that recipes can have, ranges, and what goes together.
+
+Nothing is read here; `preflight` checks what needs files, the Hub or the model.
+"""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from typing import Any
 
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations import get_available_reporting_integrations
 
+from ..data.symbols import check_kinds
 from ..errors import install
 from ..metrics import MEASURES
 
@@ -35,6 +40,12 @@ SUPPORTED = frozenset(
     )
 )
 UNSUPPORTED = frozenset(field.name for field in fields(Seq2SeqTrainingArguments) if field.init) - SUPPORTED
+TASKS = ("translation", "text2text")
+TIED = {  # which matrices are one
+    "all": {"share_encoder_decoder_embeddings": True, "tie_word_embeddings": True},
+    "decoder": {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": True},
+    "none": {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
+}
 LOSSES = ("loss", "perplexity")  # criteria that need no translations
 
 Range = tuple[str, Callable[[float], bool]]  # what an error says, and whether it contains a value
@@ -46,10 +57,10 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("learning_rate", "learning_rate_factor"), _POSITIVE),
     **dict.fromkeys(("warmup_steps", "num_train_epochs", "per_device_train_batch_tokens"), _NOT_NEGATIVE),
     **dict.fromkeys(("dropout_warmup_steps", "average_last", "max_nonfinite_updates", "num_samples"), _NOT_NEGATIVE),
-    **dict.fromkeys(("rdrop_alpha", "simcut_alpha", "gnmt_length_penalty"), _NOT_NEGATIVE),
+    **dict.fromkeys(("rdrop_alpha", "gnmt_length_penalty"), _NOT_NEGATIVE),
     **dict.fromkeys(("early_stopping_patience", "shuffle_buffer_size", "max_length", "max_length_ratio"), _COUNT),
     **dict.fromkeys(("bpe_dropout_copies", "preprocessing_num_workers", "num_beams", "min_frequency"), _COUNT),
-    **dict.fromkeys(("simcut_p", "ema_decay", "bpe_dropout"), _SHARE),
+    **dict.fromkeys(("ema_decay", "bpe_dropout"), _SHARE),
 }
 
 
@@ -65,27 +76,51 @@ def check_ranges(arguments: object) -> None:
             raise ValueError(f"{name} is {value}; give {text}")
 
 
-def check_packed(args: Seq2SeqTrainingArguments) -> None:
-    """Raises a ValueError for arguments that packed batches can't be combined with."""
-    if args.per_device_train_batch_tokens == 0:
+def check_model(model: Any) -> None:
+    """Raises a ValueError for ModelArguments that contradict each other."""
+    if model.early_stopping not in (None, True, False, "never"):
+        raise ValueError(f"early_stopping is {model.early_stopping!r}; give true, false or never")
+    if model.tied is None:
+        return
+    if model.tied not in TIED:
+        raise ValueError(f"tied is {model.tied!r}; give one of {', '.join(TIED)}")
+    if model.tied == "all" and len(model.tokenizer) > 1:
+        raise ValueError("two kinds of tokenizers have two vocabularies; give tied decoder or none, or one kind")
+    for name, value in TIED[model.tied].items():
+        if (given := getattr(model, name)) not in (None, value):
+            raise ValueError(f"tied {model.tied} and {name} {given} contradict each other; leave one out")
+
+
+def check_training(args: Any) -> None:
+    """Raises a ValueError for VanillaTransformerTrainingArguments that are wrong in Python code too."""
+    if args.max_steps < 0 and not args.num_train_epochs:
+        raise ValueError(f"max_steps is {args.max_steps}; give num_train_epochs, or max_steps of 0 or more")
+    if args.task not in (None, *TASKS):
+        raise ValueError(f"task is {args.task!r}; give one of {', '.join(TASKS)}")
+    if args.packed and args.per_device_train_batch_tokens == 0:
         raise ValueError("packed batches are bounded by tokens; give per_device_train_batch_tokens")
-    if args.torch_compile and args.dropout_warmup_steps:
+    if args.packed and args.torch_compile and args.dropout_warmup_steps:
         raise ValueError("dropout_warmup_steps would compile packed batches at each update; leave torch_compile out")
-    if args.torch_compile_mode in ("reduce-overhead", "max-autotune"):
+    if args.packed and args.torch_compile_mode in ("reduce-overhead", "max-autotune"):
         raise ValueError("packed batches aren't supported with CUDA graphs; leave torch_compile_mode out")
+    if args.ema_decay and (args.average_last or args.load_best_model_at_end):
+        other = "average_last" if args.average_last else "load_best_model_at_end"
+        raise ValueError(f"ema_decay and {other} choose the final model in two ways; leave one of the two out")
 
 
-def check_together(given: Mapping[str, object], streaming: bool, args: Seq2SeqTrainingArguments) -> None:
+def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any) -> None:
     """Checks options that depend on one another, where a run would ignore one, or fail late.
 
     Args:
         given: The options of the recipe and of the command line, by name.
-        streaming: Whether the training data is read as a stream.
-        args: The VanillaTransformerTrainingArguments made of them.
+        data: The DataArguments made of them.
+        model: The ModelArguments.
+        args: The VanillaTransformerTrainingArguments.
 
     Raises:
         ValueError: They contradict each other, or one has no effect.
     """
+    streaming, has_tokenizer = data.streaming, bool(model.tokenizer_name_or_path or model.model_name_or_path)
     by_tokens, evaluates = args.per_device_train_batch_tokens > 0, args.eval_strategy != "no"
     chooses = args.save_strategy == "best" or args.load_best_model_at_end or args.early_stopping_patience is not None
     measured = [*LOSSES, *(MEASURES if args.predict_with_generate and not args.prediction_loss_only else ())]
@@ -104,6 +139,21 @@ def check_together(given: Mapping[str, object], streaming: bool, args: Seq2SeqTr
         "packed batches need the lengths of all pairs; leave streaming or packed out": streaming and args.packed,
         "streaming shuffles sentences only for batches by tokens; give per_device_train_batch_tokens": (
             streaming and not by_tokens
+        ),
+        "bpe_dropout segments the corpus before training starts, and streaming reads it during training; leave one of "
+        "the two out": bool(data.bpe_dropout) and streaming,
+        "bpe_dropout drops merges of bpe; leave it out, or give tokenizer bpe": (
+            bool(data.bpe_dropout) and not has_tokenizer and model.tokenizer != ["bpe"]
+        ),
+        f"a sentence of max_length {data.max_length} may not fit into per_device_train_batch_tokens "
+        f"{args.per_device_train_batch_tokens}; lower the one or raise the other": (
+            streaming and 0 < args.per_device_train_batch_tokens < data.max_length
+        ),
+        "feature_columns are columns of tables; give tables, or write features behind tabs": bool(
+            data.feature_columns and (data.train_source or data.validation_source or data.test_source)
+        ),
+        "embeddings are for a new model, and model_name_or_path has its own; leave one out": bool(
+            model.embeddings and model.model_name_or_path
         ),
         "per_device_train_batch_size has no effect on batches by tokens; set per_device_train_batch_tokens to 0 for "
         "batches of equally many sentences, or leave it out": by_tokens and "per_device_train_batch_size" in given,
@@ -135,3 +185,5 @@ def check_together(given: Mapping[str, object], streaming: bool, args: Seq2SeqTr
     for problem, is_wrong in problems.items():
         if is_wrong:
             raise ValueError(problem)
+    if not has_tokenizer:
+        check_kinds(model.tokenizer, bool(data.feature_columns), model.source_normalization)

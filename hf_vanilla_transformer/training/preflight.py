@@ -14,15 +14,59 @@ from torch.utils.benchmark import Timer
 from transformers import DefaultFlowCallback, EvalPrediction
 
 from ..data.corpora import lengths_of
+from ..data.formats import Corpus
+from ..data.hub_names import check_model_on_hub
+from ..data.vectors import read_vectors
 from ..errors import first_line
 from ..hub.facts import TARGET_TOKENS
-from .recipe import RecipeError
+from ..hub.upload import check_token
+from ..metrics import corpus_bleu
+from .arguments import Arguments, RecipeError
 from .run_folder import saved
 from .trainer import VanillaTransformerTrainer
 
 UPDATES_OF_DRY_RUN = 5
 PAIRS_SHOWN = 3
 TOKENS_OF_REHEARSAL = 4  # of each translation
+
+
+def check_inputs(arguments: Arguments, *, is_new: bool) -> dict[str, Corpus]:
+    """Checks, before any data is read, that a run has a folder, data, a model and its measures.
+
+    Args:
+        arguments: The options of data, model and training.
+        is_new: Whether the run begins, and reads `embeddings`.
+
+    Returns:
+        The corpora of "train", "validation" and "test".
+
+    Raises:
+        RecipeError: Something is missing or invalid.
+        CorpusError: A file is missing or empty.
+        HubError: A model or tokenizer is neither a folder nor on the Hub, or there is no token to push with.
+    """
+    data, model, args = arguments
+    if not args.output_dir:
+        raise RecipeError("the run needs an output folder: --output-dir outputs/my-run")
+    corpora = {part: data.corpus(part) for part in ("train", "validation", "test")}
+    if not corpora["train"]:
+        raise RecipeError("no training data; give train_source and train_target, or train_data")
+    if (args.eval_strategy != "no" or args.eval_on_start) and not corpora["validation"]:
+        raise RecipeError("eval_strategy needs validation_source and validation_target, or validation_data")
+    for name in (model.model_name_or_path, model.tokenizer_name_or_path):
+        if name and not Path(name).is_dir():
+            check_model_on_hub(name)
+    if args.push_to_hub and args.process_index == 0:
+        check_token()
+    if not model.model_name_or_path:
+        config = model.config(model.vocab_size)  # the tokenizer's vocabulary may be smaller
+        if model.embeddings and is_new:
+            next(read_vectors(model.embeddings, config.d_model), None)
+    try:
+        corpus_bleu(["a"], ["a"], tokenize=args.bleu_tokenize)
+    except Exception as error:  # an unknown tokeniser, or a package or a file that it needs
+        raise RecipeError(f"bleu_tokenize is {args.bleu_tokenize!r}: {first_line(error)}") from error
+    return corpora
 
 
 def preflight(trainer: VanillaTransformerTrainer) -> None:
@@ -129,7 +173,7 @@ def update_flops(trainer: VanillaTransformerTrainer) -> float:
         if isinstance(module, nn.Linear):
             reads_source = ".encoder." in name or name.endswith(("encoder_attn.k_proj", "encoder_attn.v_proj"))
             per_token += 6 * module.weight.numel() * (source / target if reads_source else 1)
-    passes = 2 if trainer.args.consistency else 1
+    passes = 2 if trainer.args.rdrop_alpha else 1
     return passes * per_token * trainer.target_tokens / trainer.state.global_step / trainer.args.world_size
 
 

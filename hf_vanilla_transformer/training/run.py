@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 import datasets
@@ -19,45 +18,32 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging as transformers_logging
 
 from ..checkpoints.completeness import step_of
-from ..checkpoints.files import check_links
 from ..checkpoints.loading import check_tokenizer, load_config, load_model, load_tokenizer
 from ..data.bpe_dropout import BPEDropout
 from ..data.corpora import Cleaning, read_corpus, resegment, rows_with, state_of, tokenize
 from ..data.formats import Corpus
-from ..data.hub_names import check_model_on_hub
-from ..data.symbols import check_kinds, reads_features, shown, train_tokenizer, unknown_ids, unknown_symbols
-from ..data.vectors import read_vectors, use_vectors
+from ..data.symbols import reads_features, shown, train_tokenizer, unknown_ids, unknown_symbols
+from ..data.vectors import use_vectors
 from ..engine.memory import keep_freed_memory
 from ..errors import first_line
-from ..hub.upload import check_token
-from ..metrics import corpus_bleu
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .arguments import Arguments, RecipeError
 from .callbacks import Console
 from .evaluation import TranslationMetrics, by_length, measures_of
 from .finish import finish_run
-from .preflight import measured, preflight
-from .recipe import Arguments, RecipeError
+from .preflight import check_inputs, measured, preflight
 from .run_facts import run_facts
 from .run_folder import (
     TOKENIZER,
+    check_folder,
     check_same_data,
-    check_same_options,
     checkpoint_to_resume,
-    is_empty,
+    fixed_options,
     only_process_in,
-    read_recipe,
     save_model,
     write_recipe,
 )
 from .trainer import VanillaTransformerTrainer
-
-# Options that may change when a run resumes, beside those of validation and test data.
-FREE_OPTIONS = {
-    *("preprocessing_num_workers", "num_beams", "gnmt_length_penalty", "early_stopping"),
-    # Data may move: the fingerprint of its content decides.
-    *("data_dir", "train_source", "train_target", "train_data", "dataset_name"),
-}
-BEST = "metric_for_best_model"  # checkpoints keep its best value, which another metric's would be compared with
 
 
 class FinishError(RuntimeError):
@@ -65,131 +51,45 @@ class FinishError(RuntimeError):
 
 
 class Run:
-    """A training run.
+    """A training run in steps: `check`, then `run`, which is `prepare`, `train` and `finish`.
 
-    Args:
-        arguments: What `parse_recipe` returns.
-        say: Is called with each line for the user, in the main process only.
-        resume: Whether to resume from the last complete checkpoint of the output folder.
-        dry_run: Whether to train for a few updates in a temporary folder only.
-        trust_remote_code: Whether code that comes with a model or a tokenizer may run.
+    Its arguments, and the errors of its steps, are those of `training.train`.
     """
 
     def __init__(
         self,
         arguments: Arguments,
-        say: Callable[[str], object] = print,
+        say: Callable[[str], object],
         *,
         resume: bool = False,
         dry_run: bool = False,
         trust_remote_code: bool = False,
     ) -> None:
+        self.arguments = arguments
         self.data, self.model, self.args = arguments
         self.resume, self.dry_run, self.trust_remote_code = resume, dry_run, trust_remote_code
         self.output = Path(self.args.output_dir or "")
         self.main = self.args.process_index == 0
         self.say = say if self.main else lambda line: None
         self.checkpoint: Path | None = None  # to resume from
-        self.trainer: VanillaTransformerTrainer | None = None  # lives on: freeing its process group may hang
         self.corpora: dict[str, Corpus] = {}  # of each part, once it is checked
         self.cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
         if dry_run:
             self.args.push_to_hub = False
 
     def check(self) -> None:
-        """Checks the options before any data is read.
-
-        Raises:
-            RecipeError: They contradict each other or are invalid, or the output folder can't be used.
-            CorpusError: A file is missing or empty.
-            HubError: A model or tokenizer is neither a folder nor on the Hub, or there is no token to push with.
-        """
+        """Checks what can be checked before any data is read."""
         if self.resume and self.dry_run:
             raise RecipeError("--dry-run trains in a temporary folder, with no run to resume; leave --resume out")
-        if not self.args.output_dir:
-            raise RecipeError("the run needs an output folder: --output-dir outputs/my-run")
-        self._check_corpora()
-        for name in (self.model.model_name_or_path, self.model.tokenizer_name_or_path):
-            if name and not Path(name).is_dir():
-                check_model_on_hub(name)
-        if self.main and self.args.push_to_hub:
-            check_token()
-        self._check_model()
-        self._check_metrics()
+        self.corpora = check_inputs(self.arguments, is_new=not self.resume)
         if self.main and not self.dry_run:
-            self._check_folder()
+            check_folder(self.arguments, resume=self.resume)
 
-    def _check_model(self) -> None:
-        if self.data.feature_columns and any(corpus.source for corpus in self.corpora.values()):
-            raise RecipeError("feature_columns are columns of tables; give tables, or write features behind tabs")
-        if not self._tokenizer_name:
-            try:
-                check_kinds(self.model.tokenizer, bool(self.data.feature_columns), self.model.source_normalization)
-            except ValueError as error:
-                raise RecipeError(str(error)) from error
-            if self.data.bpe_dropout and self.model.tokenizer != ["bpe"]:
-                raise RecipeError("bpe_dropout drops merges of bpe; leave it out, or give tokenizer bpe")
-        if not self.model.model_name_or_path:
-            config = self.model.config(self.model.vocab_size)  # the tokenizer's vocabulary may be smaller
-            if self.model.embeddings and not self.resume:
-                next(read_vectors(self.model.embeddings, config.d_model), None)
-        elif self.model.embeddings:
-            raise RecipeError("embeddings are for a new model, and model_name_or_path has its own; leave one out")
+    def run(self) -> VanillaTransformerTrainer:
+        """Prepares, trains and finishes as the only process in the output folder, or makes a dry run.
 
-    def _check_corpora(self) -> None:
-        self.corpora = {part: self.data.corpus(part) for part in ("train", "validation", "test")}
-        if not self.corpora["train"]:
-            raise RecipeError("no training data; give train_source and train_target, or train_data")
-        evaluates = self.args.eval_strategy != "no" or self.args.eval_on_start
-        if evaluates and not self.corpora["validation"]:
-            raise RecipeError("eval_strategy needs validation_source and validation_target, or validation_data")
-        if self.data.bpe_dropout and self.data.streaming:
-            raise RecipeError(
-                "bpe_dropout segments the corpus before training starts, and streaming reads it during training; leave "
-                "one of the two out"
-            )
-        if self.data.streaming and 0 < self.args.per_device_train_batch_tokens < self.data.max_length:
-            raise RecipeError(
-                f"a sentence of max_length {self.data.max_length} may not fit into per_device_train_batch_tokens "
-                f"{self.args.per_device_train_batch_tokens}; lower the one or raise the other"
-            )
-
-    def _check_metrics(self) -> None:
-        try:
-            corpus_bleu(["a"], ["a"], tokenize=self.args.bleu_tokenize)
-        except Exception as error:  # an unknown tokeniser, or a package or a file that it needs
-            raise RecipeError(f"bleu_tokenize is {self.args.bleu_tokenize!r}: {first_line(error)}") from error
-
-    def _check_folder(self) -> None:
-        """Checks that the output folder is new, or has a run with the same options to resume."""
-        check_links(self.output)
-        if not self.resume:
-            if not is_empty(self.output):
-                raise RecipeError(f"{self.output} is not empty; resume with --resume, or give another --output-dir")
-            return
-        fixed, before = self._fixed(), read_recipe(self.output)
-        older = fixed | asdict(type(self.data)()) | asdict(type(self.model)())  # has fewer options
-        if None in (before.get(BEST), fixed[BEST]):
-            del fixed[BEST]
-        check_same_options(self.output, older | before, fixed)
-
-    def _fixed(self) -> dict[str, object]:
-        """Returns the options that must not change when a run resumes: those of data, model and optimizer."""
-        options = asdict(self.data) | asdict(self.model)
-        fixed = {name: value for name, value in options.items() if name not in FREE_OPTIONS}
-        fixed = {name: value for name, value in fixed.items() if not name.startswith(("validation_", "test_"))}
-        fixed["optim"] = str(getattr(self.args.optim, "value", self.args.optim))
-        fixed[BEST] = self.args.metric_for_best_model
-        return fixed | ({"seed": self.args.seed_of_data} if self.data.bpe_dropout else {})  # decides the segmentations
-
-    def run(self) -> None:
-        """Trains as the only process in the output folder, or makes a dry run.
-
-        Raises:
-            RecipeError: The run can't start, or its rehearsal fails.
-            CorpusError: A corpus can't be read, or nothing of it is left.
-            DivergedError: Loss or gradients aren't finite any more.
-            FinishError: The model is trained, but can't be averaged, scored or described.
+        Returns:
+            The trainer. Of several processes, keep it: freeing its process group may hang.
         """
         with ExitStack() as stack:
             if self.dry_run:
@@ -200,35 +100,33 @@ class Run:
                 self.output = Path(folders[0])
             if self.main:
                 stack.enter_context(only_process_in(self.output))
-                self._check_folder()  # once more, as another process may have been faster
-            self._begin()
-            self.trainer = trainer = self._prepared()
+                # Once more, as another process may have been faster.
+                check_folder(self.arguments, resume=self.resume)
+            trainer = self.prepare()
             if self.dry_run:
                 for line in measured(trainer):
                     self.say(line)
-            else:
-                seconds = self._train(trainer)
-                if self.main:
-                    self._finish(trainer, seconds)
+                return trainer
+            seconds = self.train(trainer)
+            if self.main:
+                self.finish(trainer, seconds)
+            return trainer
 
-    def _begin(self) -> None:
-        """Finds the checkpoint to resume from, or removes files of a run that stopped before its first update."""
+    def prepare(self) -> VanillaTransformerTrainer:
+        """Returns the trainer, with tokenizer, data and model, after the run's end was rehearsed with it."""
         set_seed(self.args.seed)
         _be_quiet()
         if self.resume:
             self.checkpoint = checkpoint_to_resume(self.output, self.args.max_steps)
-        elif self.main and not self._tokenizer_name:
+        elif self.main and not self._tokenizer_name:  # that of a run that stopped before its first update
             shutil.rmtree(self.output / TOKENIZER, ignore_errors=True)
-
-    def _prepared(self) -> VanillaTransformerTrainer:
-        """Returns the trainer, after the run's end was rehearsed with it."""
         trainer = self._trainer()
         counts = copy.deepcopy(vars(self.cleaning))
         preflight(trainer)
         vars(self.cleaning).update(counts)  # the rehearsal has read the first pairs of a stream
         return trainer
 
-    def _train(self, trainer: VanillaTransformerTrainer) -> float:
+    def train(self, trainer: VanillaTransformerTrainer) -> float:
         """Trains, saves the model, and returns the seconds that training took."""
         if self.resume:
             start = f"Resuming from {self.checkpoint}" if self.checkpoint else "No complete checkpoint: starting over"
@@ -249,7 +147,8 @@ class Run:
         trainer.end()
         return seconds
 
-    def _finish(self, trainer: VanillaTransformerTrainer, seconds: float) -> None:
+    def finish(self, trainer: VanillaTransformerTrainer, seconds: float) -> None:
+        """Averages and scores what was trained in so many seconds, writes its card, and pushes it if asked to."""
         in_all = None if self.checkpoint else seconds  # the time up to the checkpoint isn't known
         try:
             facts = run_facts(trainer, in_all)
@@ -269,7 +168,7 @@ class Run:
                 fingerprint = state_of(self.corpora["train"], pairs)
                 if self.resume:
                     check_same_data(self.output, fingerprint)
-                write_recipe(self.output, self._fixed(), fingerprint)
+                write_recipe(self.output, fixed_options(self.arguments), fingerprint)
         with self.args.main_process_first(local=False, desc="training the tokenizer"):
             tokenizer = self._tokenizer(pairs)
             if self.checkpoint is not None:  # it may have changed since

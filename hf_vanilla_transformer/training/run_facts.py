@@ -9,10 +9,9 @@ import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTrainer
 
 from ..data.symbols import splits_into_symbols
-from ..hub.facts import curve_of
-from ..hub.model_card import TEXT2TEXT, TRANSLATION, Evaluation, RunFacts, Sample, TrainingFacts, local_name
+from ..hub.facts import TEXT2TEXT, TRANSLATION, Evaluation, RunFacts, Sample, TrainingFacts, curve_of, local_name
+from .arguments import VanillaTransformerTrainingArguments
 from .evaluation import TranslationMetrics
-from .recipe import VanillaTransformerTrainingArguments
 from .schedule import peak_learning_rate
 
 
@@ -65,7 +64,7 @@ def recipe_of(args: VanillaTransformerTrainingArguments, model: PreTrainedModel,
         dropout=getattr(model.config, "dropout", None),
         dropout_warmup_steps=args.dropout_warmup_steps or None,
         label_smoothing=args.label_smoothing_factor or getattr(model.config, "label_smoothing", None),
-        consistency=args.consistency,
+        consistency=f"R-Drop, alpha {args.rdrop_alpha:g}" if args.rdrop_alpha else None,
         precision="bfloat16 autocast" if args.bf16 else "float16 autocast" if args.fp16 else "float32",
         seed=args.seed,
         ema_decay=args.ema_decay or None,

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -12,15 +13,22 @@ from safetensors import SafetensorError
 from transformers import Trainer
 
 from ..checkpoints.completeness import RECIPE, TRAINER_STATE, last_complete_checkpoint, step_of
-from ..checkpoints.files import write_text
+from ..checkpoints.files import check_links, write_text
 from ..checkpoints.loading import read_json
 from ..errors import CheckpointError, first_line
-from .recipe import RecipeError
+from .arguments import Arguments, DataArguments, ModelArguments, RecipeError
 
 TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains
 LOCK = "run.lock"
 SAVING = ".saving"  # a folder for new files until they replace old ones
 FINGERPRINT = "data_fingerprint"  # in recipe.json, beside the options
+# Options that may change when a run resumes, beside those of validation and test data.
+FREE_OPTIONS = {
+    *("preprocessing_num_workers", "num_beams", "gnmt_length_penalty", "early_stopping"),
+    # Data may move: the fingerprint of its content decides.
+    *("data_dir", "train_source", "train_target", "train_data", "dataset_name"),
+}
+BEST = "metric_for_best_model"  # checkpoints keep its best value, which another metric's would be compared with
 
 
 @contextmanager
@@ -71,12 +79,36 @@ def read_recipe(folder: Path) -> dict[str, object]:
         raise RecipeError(f"{error}; give another --output-dir") from error
 
 
-def check_same_options(folder: Path, before: Mapping[str, object], now: Mapping[str, object]) -> None:
-    """Checks that a run is resumed with the options that it was started with; raises `RecipeError` otherwise."""
+def fixed_options(arguments: Arguments) -> dict[str, object]:
+    """Returns the options that must not change when a run resumes: those of data, model and optimizer."""
+    data, model, args = arguments
+    options = {name: value for name, value in (asdict(data) | asdict(model)).items() if name not in FREE_OPTIONS}
+    fixed = {name: value for name, value in options.items() if not name.startswith(("validation_", "test_"))}
+    fixed["optim"] = str(getattr(args.optim, "value", args.optim))
+    fixed[BEST] = args.metric_for_best_model
+    return fixed | ({"seed": args.seed_of_data} if data.bpe_dropout else {})  # decides the segmentations
+
+
+def check_folder(arguments: Arguments, *, resume: bool) -> None:
+    """Checks that the output folder is new, or has a run with the same options to resume.
+
+    Raises:
+        RecipeError: It isn't, or has not.
+        LinkError: The folder has a link out of it.
+    """
+    folder = Path(arguments[2].output_dir or "")
+    check_links(folder)
+    if not resume:
+        if not is_empty(folder):
+            raise RecipeError(f"{folder} is not empty; resume with --resume, or give another --output-dir")
+        return
+    now, before = fixed_options(arguments), read_recipe(folder)
+    before = now | asdict(DataArguments()) | asdict(ModelArguments()) | before  # an older one has fewer options
     for name, value in now.items():
-        if before.get(name) != value:
+        is_first = name == BEST and None in (value, before[name])
+        if before[name] != value and not is_first:
             raise RecipeError(
-                f"{folder} was started with {name} {before.get(name)!r}, not {value!r}; resume with the same data and "
+                f"{folder} was started with {name} {before[name]!r}, not {value!r}; resume with the same data and "
                 "model, or give another --output-dir"
             )
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..checkpoints.loading import load_config
-from .recipe import RecipeError, VanillaTransformerTrainingArguments, parse_recipe
+from .arguments import RecipeError, VanillaTransformerTrainingArguments
+from .recipe import parse_recipe
 
 
 def paper_learning_rate(d_model: int, warmup_steps: int, factor: float = 1.0) -> float:

@@ -25,7 +25,8 @@ from transformers import Seq2SeqTrainer
 from ..checkpoints.completeness import OPTIMIZER, SCHEDULER
 from ..checkpoints.loading import WEIGHTS
 from ..errors import CheckpointError
-from .recipe import RECIPES, RecipeError
+from .arguments import RecipeError
+from .recipe import RECIPES
 
 
 class ShardingTrainer(Seq2SeqTrainer):

@@ -5,9 +5,8 @@ import inspect
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import torch
 from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import TorchDynamoPlugin
 from datasets.distributed import split_dataset_by_node
-from huggingface_hub import HfApi
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -36,15 +34,13 @@ from ..data.corpora import lengths_of
 from ..data.packing import ROW_TOKENS, PackedBatchSampler, PackingCollator
 from ..engine.training import paused_shortcuts, training_shortcuts
 from ..errors import CheckpointError, first_line
-from ..hub.facts import TARGET_TOKENS, said_by_author, with_what_was_said
-from ..hub.model_card import save_card
-from ..hub.upload import Published, PublishError, check_private, hub_errors, prepare, publish
+from ..hub.facts import TARGET_TOKENS
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .callbacks import callbacks_for
-from .consistency import ConsistencyTrainer
+from .arguments import RecipeError, VanillaTransformerTrainingArguments
+from .callbacks import DropoutWarmup
 from .evaluation import TranslationMetrics
-from .recipe import RecipeError, VanillaTransformerTrainingArguments
-from .run_facts import run_facts
+from .pushes import PushingTrainer
+from .rdrop import RDropTrainer
 from .schedule import count_from_one, peak_learning_rate, set_rates
 
 logger = logging.get_logger(__name__)
@@ -54,7 +50,7 @@ class DivergedError(RuntimeError):
     """Losses or gradients aren't finite any more; the message says since when, and the fix."""
 
 
-class VanillaTransformerTrainer(ConsistencyTrainer):
+class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
     """Seq2SeqTrainer with the paper's schedule, batches by tokens, a loss without logits, and perplexity per token.
 
     It stops a run that diverges (`max_nonfinite_updates`) and saves no checkpoint with weights that aren't finite.
@@ -69,18 +65,15 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        for callback in callbacks_for(self.args):
-            if not any(isinstance(one, type(callback)) for one in self.callback_handler.callbacks):
-                self.add_callback(callback)
+        if self.args.dropout_warmup_steps:
+            self.add_callback(DropoutWarmup(self.args.dropout_warmup_steps))
+        patience = self.args.early_stopping_patience
+        if patience is not None and not self._early_stopping:
+            self.add_callback(EarlyStoppingCallback(early_stopping_patience=patience))
         forward = self.accelerator.unwrap_model(self.model).forward
         self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
         self._check_precision()
-        if self.args.packed and type(self.model) is not VanillaTransformerForConditionalGeneration:
-            raise RecipeError(f"packed is for this package's model, not {type(self.model).__name__}; leave it out")
-        if self.args.packed and isinstance(self.train_dataset, datasets.IterableDataset):
-            raise RecipeError("packed batches need the lengths of all pairs, which a stream doesn't have; leave it out")
-        if self.args.packed and self.args.torch_compile and self.is_fsdp_enabled:
-            raise RecipeError("packed batches can't be compiled with FSDP; leave torch_compile out")
+        self._check_packed()
         self._evaluated = torch.zeros(2, dtype=torch.float64)  # of an evaluation: loss times tokens, and tokens
         given = self.optimizer, self.lr_scheduler, self.optimizer_cls_and_kwargs
         self.has_own_optimizer = given != (None, None, None)  # in place of the one that the arguments describe
@@ -88,6 +81,8 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         self._note_tokenizer()
         if self.compute_loss_func is None:
             self.model_accepts_loss_kwargs = True  # target tokens are counted for each model; `compute_loss` divides
+
+    # ---- The beginning ----
 
     def _check_precision(self) -> None:
         """Refuses weights in float16, and warns of bfloat16: most updates are smaller than their rounding."""
@@ -97,6 +92,16 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             raise RecipeError(f"the model's weights are float16, too coarse to be trained; {fix}")
         if torch.bfloat16 in types:
             logger.warning(f"the model's weights are bfloat16, whose rounding loses small updates; {fix}")
+
+    def _check_packed(self) -> None:
+        if not self.args.packed:
+            return
+        if type(self.model) is not VanillaTransformerForConditionalGeneration:
+            raise RecipeError(f"packed is for this package's model, not {type(self.model).__name__}; leave it out")
+        if isinstance(self.train_dataset, datasets.IterableDataset):
+            raise RecipeError("packed batches need the lengths of all pairs, which a stream doesn't have; leave it out")
+        if self.args.torch_compile and self.is_fsdp_enabled:
+            raise RecipeError("packed batches can't be compiled with FSDP; leave torch_compile out")
 
     def _build_accelerator_args(self, **kwargs: object) -> dict[str, Any]:
         built: dict[str, Any] = super()._build_accelerator_args(**kwargs)
@@ -143,10 +148,6 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
                 f"tokenizer and the model's configuration {trained}; make them agree"
             )
 
-    @property
-    def _early_stopping(self) -> list[EarlyStoppingCallback]:
-        return [one for one in self.callback_handler.callbacks if isinstance(one, EarlyStoppingCallback)]
-
     def _begin(self) -> None:
         """Sets what is counted in a training to its beginning."""
         self._since: float | None = None  # the last line of the log, evaluations left out, in seconds
@@ -167,54 +168,7 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         with training_shortcuts(self.model, compiled) if uses_shortcuts or self.args.packed else nullcontext():
             return super()._inner_training_loop(*args, **kwargs)
 
-    @staticmethod
-    def get_optimizer_cls_and_kwargs(
-        args: VanillaTransformerTrainingArguments, model: nn.Module | None = None
-    ) -> tuple[type[Optimizer], dict[str, object]]:
-        """The optimizer's class and arguments; its rate is the paper's where `learning_rate` is None."""
-        args, rate = copy.copy(args), peak_learning_rate(args, model)
-        args.learning_rate = rate  # of the copy: the same arguments may train a model of another size
-        return ConsistencyTrainer.get_optimizer_cls_and_kwargs(args, model)
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        """The schedule; the paper's, "inverse_sqrt", counts updates from 1 (5.3), where transformers begins with 0."""
-        is_new = self.lr_scheduler is None
-        scheduler = super().create_scheduler(num_training_steps, optimizer)
-        if is_new and self.args.lr_scheduler_type == SchedulerType.INVERSE_SQRT:
-            count_from_one(scheduler)
-        return scheduler
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Loads the state of a checkpoint; with schedules that are functions of the update, the rest is as configured.
-
-        That is the learning rate, the betas and the weight decay.
-        """
-        if checkpoint is None:
-            return
-        needed = {OPTIMIZER: None, SCHEDULER: None, WEIGHT_AVERAGE: "ema_decay", SCALER: "fp16"}  # by which option
-        for file, option in needed.items():
-            if (option is None or getattr(self.args, option)) and not Path(checkpoint, file).exists():
-                fix = f", or leave {option} out if the run had none" if option else ""
-                raise CheckpointError(f"{checkpoint} has no {file}; remove it to resume from an earlier one{fix}")
-        wanted = [{name: group[name] for name in RESUMABLE if name in group} for group in self.optimizer.param_groups]
-        rates = list(getattr(self.lr_scheduler, "base_lrs", ()))
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if not isinstance(self.lr_scheduler, LambdaLR):
-            if rates != list(getattr(self.lr_scheduler, "base_lrs", ())):
-                raise RecipeError("with this scheduler, a resumed run can't change its learning rate")
-            return
-        for group, values in zip(self.optimizer.param_groups, wanted, strict=True):
-            group.update(values)
-        self.lr_scheduler.base_lrs = rates
-        before, after = set_rates(self.lr_scheduler)
-        if before != after:
-            logger.warning(f"resuming with a learning rate of {after[0]:.3g}, not {before[0]:.3g}")
-
-    @property
-    def target_tokens(self) -> int:
-        """Target tokens trained on so far, by all processes and before resuming too."""
-        saved = self.state.stateful_callbacks.get(TOKEN_COUNT, {})
-        return int(saved.get("attributes", {}).get("count", 0))
+    # ---- Batches ----
 
     def get_train_dataloader(self) -> DataLoader[object]:
         """Batches within `per_device_train_batch_tokens`, this process's part of them."""
@@ -292,6 +246,31 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             self.state.stateful_callbacks[TOKEN_COUNT] = {"args": {}, "attributes": {"count": count}}
         return batches, items
 
+    @property
+    def target_tokens(self) -> int:
+        """Target tokens trained on so far, by all processes and before resuming too."""
+        saved = self.state.stateful_callbacks.get(TOKEN_COUNT, {})
+        return int(saved.get("attributes", {}).get("count", 0))
+
+    # ---- Updates ----
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(
+        args: VanillaTransformerTrainingArguments, model: nn.Module | None = None
+    ) -> tuple[type[Optimizer], dict[str, object]]:
+        """The optimizer's class and arguments; its rate is the paper's where `learning_rate` is None."""
+        args, rate = copy.copy(args), peak_learning_rate(args, model)
+        args.learning_rate = rate  # of the copy: the same arguments may train a model of another size
+        return RDropTrainer.get_optimizer_cls_and_kwargs(args, model)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
+        """The schedule; the paper's, "inverse_sqrt", counts updates from 1 (5.3), where transformers begins with 0."""
+        is_new = self.lr_scheduler is None
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        if is_new and self.args.lr_scheduler_type == SchedulerType.INVERSE_SQRT:
+            count_from_one(scheduler)
+        return scheduler
+
     def compute_loss(self, model: nn.Module, inputs: Mapping[str, Any], *args: object, **kwargs: object) -> Tensor:
         """The model's own smoothed loss; in training without logits, as its share of the mean over an update's tokens.
 
@@ -336,26 +315,6 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         number = torch.tensor(float(found), device=self.args.device)
         return bool(self.accelerator.reduce(number, reduction="sum").item())
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
-        """Whether an evaluation is the best so far: of equal values, the later one; warns where it can't tell."""
-        name = f"eval_{str(self.args.metric_for_best_model).removeprefix('eval_')}"
-        values = [entry[name] for entry in self.state.log_history if name in entry][-EQUAL_VALUES:]
-        if len(values) == EQUAL_VALUES and len(set(values)) == 1:
-            logger.warning_once(
-                f"metric_for_best_model {name} was {values[0]:.6g} in {EQUAL_VALUES} evaluations in a row: it doesn't "
-                "tell one checkpoint from another; choose another one"
-            )
-        if metrics.get(name) == self.state.best_metric:
-            self.state.best_metric = None
-        return bool(super()._determine_best_metric(metrics, trial))
-
-    def _load_callback_state(self) -> None:
-        """Restores the count of early stopping, so that a resumed run ends as an uninterrupted one."""
-        super()._load_callback_state()
-        saved = self.state.stateful_callbacks.get("EarlyStoppingCallback", {})
-        for callback in self._early_stopping if isinstance(saved, dict) else ():
-            vars(callback).update(saved.get("attributes", {}))
-
     def _divergence(self) -> str:
         saved = checkpoints_in(Path(self.args.output_dir or ""))
         kept = f"the last checkpoint is {saved[-1].name}" if saved else "no checkpoint was saved before"
@@ -366,6 +325,17 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             f"update {self.state.global_step - failures + 1:,}; try {precision}a lower learning_rate (it reached "
             f"{self._get_learning_rate():.1e}), a longer warmup_steps or max_grad_norm 1; {kept}"
         )
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Logs, with the target tokens seen and their number per second since the last line."""
+        if "loss" in logs:
+            tokens, now = self.target_tokens, time.perf_counter()
+            rate = (tokens - self._tokens_then) / max(now - (self._since or 0.0), 1e-9)
+            self._since, self._tokens_then = now, tokens
+            logs |= {TARGET_TOKENS: tokens, "tokens_per_second": round(rate, 1)}
+        super().log(logs, start_time)
+
+    # ---- Checkpoints ----
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         """Saves a checkpoint, or none if weights aren't finite; a failed attempt leaves no half of one."""
@@ -385,89 +355,57 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
                 "checkpoints (save_total_limit), then resume the run"
             ) from error
 
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Sends no checkpoint: a model is pushed once, when it is complete."""
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Loads the state of a checkpoint; with schedules that are functions of the update, the rest is as configured.
 
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Creates the repository as the Trainer does, with one-line errors for its name and the token.
-
-        Raises:
-            PublishError: The user may not write there, it is public though `private` was asked for, or the model has
-                adapters.
-            ConnectionError: The Hub can't be reached, or fails.
+        That is the learning rate, the betas and the weight decay.
         """
-        if hasattr(self.model, "peft_config"):
-            raise PublishError("the model has adapters; publish them with PEFT: model.push_to_hub(...) after training")
-        if self.args.push_to_hub:
-            logger.warning_once("nothing is sent before push_to_hub(), which `train` calls at its end")
-        with hub_errors(self.args.hub_model_id or Path(self.args.output_dir or "").resolve().name):
-            super().init_hf_repo(token, private)
-            if self.hub_model_id is not None and self._is_private(private):
-                check_private(HfApi(token=token or self.args.hub_token), self.hub_model_id)
+        if checkpoint is None:
+            return
+        needed = {OPTIMIZER: None, SCHEDULER: None, WEIGHT_AVERAGE: "ema_decay", SCALER: "fp16"}  # by which option
+        for file, option in needed.items():
+            if (option is None or getattr(self.args, option)) and not Path(checkpoint, file).exists():
+                fix = f", or leave {option} out if the run had none" if option else ""
+                raise CheckpointError(f"{checkpoint} has no {file}; remove it to resume from an earlier one{fix}")
+        wanted = [{name: group[name] for name in RESUMABLE if name in group} for group in self.optimizer.param_groups]
+        rates = list(getattr(self.lr_scheduler, "base_lrs", ()))
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if not isinstance(self.lr_scheduler, LambdaLR):
+            if rates != list(getattr(self.lr_scheduler, "base_lrs", ())):
+                raise RecipeError("with this scheduler, a resumed run can't change its learning rate")
+            return
+        for group, values in zip(self.optimizer.param_groups, wanted, strict=True):
+            group.update(values)
+        self.lr_scheduler.base_lrs = rates
+        before, after = set_rates(self.lr_scheduler)
+        if before != after:
+            logger.warning(f"resuming with a learning rate of {after[0]:.3g}, not {before[0]:.3g}")
 
-    def _is_private(self, private: bool | None) -> bool:
-        return bool(self.args.hub_private_repo if private is None else private)
+    def _load_callback_state(self) -> None:
+        """Restores the count of early stopping, so that a resumed run ends as an uninterrupted one."""
+        super()._load_callback_state()
+        saved = self.state.stateful_callbacks.get("EarlyStoppingCallback", {})
+        for callback in self._early_stopping if isinstance(saved, dict) else ():
+            vars(callback).update(saved.get("attributes", {}))
 
-    def push_to_hub(
-        self,
-        commit_message: str = "End of training",
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-        **kwargs: Any,
-    ) -> Published | None:
-        """Saves and uploads model, tokenizer, code and card, without files that only training needs.
+    @property
+    def _early_stopping(self) -> list[EarlyStoppingCallback]:
+        return [one for one in self.callback_handler.callbacks if isinstance(one, EarlyStoppingCallback)]
 
-        Args:
-            commit_message: The commit's first line.
-            token: For the Hub; None: that of the arguments, or the saved one.
-            revision: A branch; None: that of the arguments, or main.
-            private: Whether only its owner may see the repository; None: as the arguments say. An existing public one
-                is refused then.
-            **kwargs: Of `create_model_card`: language, license ...
-
-        Returns:
-            Where the model is. None in other processes than the main one.
-
-        Raises:
-            PublishError: There is no token, the user may not write there, or it is public already.
-            ConnectionError: The Hub can't be reached, or fails.
-            TypeError: `blocking` is given: it always waits.
-        """
-        if "blocking" in kwargs:
-            raise TypeError("push_to_hub() always waits until all is sent; leave blocking out")
-        self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        if self.hub_model_id is None:
-            self.init_hf_repo(token=token, private=private)
-        self.save_model(_internal_call=True)  # by all processes, each of which may have a part of it
-        if not self.is_world_process_zero():
-            return None
-        self.create_model_card(**kwargs)
-        repo = str(self.hub_model_id)
-        return publish(
-            prepare(Path(self.args.output_dir or ""), repo),
-            repo,
-            private=self._is_private(private),
-            message=commit_message,
-            token=token or self.args.hub_token,
-            revision=revision or self.args.hub_revision,
-        )
-
-    def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Tensor], *args: object, **kwargs: object
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """One batch of the evaluation; its loss is added up by tokens."""
-        inputs = {name: value for name, value in inputs.items() if value is not None}  # DataCollatorForSeq2Seq's labels
-        if "labels" in inputs:
-            inputs = {**inputs, "labels": self._without_repeated(inputs["labels"])}
-        with _unchanged(getattr(self.model, "generation_config", None)):
-            outputs = super().prediction_step(model, inputs, *args, **kwargs)
-        if outputs[0] is not None and "labels" in inputs:
-            tokens = int((inputs["labels"] != -100).sum())
-            self._evaluated += torch.tensor(
-                [outputs[0].item() * tokens if tokens else 0.0, tokens], dtype=torch.float64
+    def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
+        """Whether an evaluation is the best so far: of equal values, the later one; warns where it can't tell."""
+        name = f"eval_{str(self.args.metric_for_best_model).removeprefix('eval_')}"
+        values = [entry[name] for entry in self.state.log_history if name in entry][-EQUAL_VALUES:]
+        if len(values) == EQUAL_VALUES and len(set(values)) == 1:
+            logger.warning_once(
+                f"metric_for_best_model {name} was {values[0]:.6g} in {EQUAL_VALUES} evaluations in a row: it doesn't "
+                "tell one checkpoint from another; choose another one"
             )
-        return outputs
+        if metrics.get(name) == self.state.best_metric:
+            self.state.best_metric = None
+        return bool(super()._determine_best_metric(metrics, trial))
+
+    # ---- Evaluations ----
 
     def evaluation_loop(self, *args: object, metric_key_prefix: str = "eval", **kwargs: object) -> EvalLoopOutput:
         """Evaluates; the loss is the mean over tokens, not over batches, and its exponential the perplexity."""
@@ -496,6 +434,22 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
             self._since += time.perf_counter() - began
         return output
 
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Tensor], *args: object, **kwargs: object
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """One batch of the evaluation; its loss is added up by tokens."""
+        inputs = {name: value for name, value in inputs.items() if value is not None}  # DataCollatorForSeq2Seq's labels
+        if "labels" in inputs:
+            inputs = {**inputs, "labels": self._without_repeated(inputs["labels"])}
+        with _unchanged(getattr(self.model, "generation_config", None)):
+            outputs = super().prediction_step(model, inputs, *args, **kwargs)
+        if outputs[0] is not None and "labels" in inputs:
+            tokens = int((inputs["labels"] != -100).sum())
+            self._evaluated += torch.tensor(
+                [outputs[0].item() * tokens if tokens else 0.0, tokens], dtype=torch.float64
+            )
+        return outputs
+
     def _without_repeated(self, labels: Tensor) -> Tensor:
         """The labels, -100 for sentences that fill up the last batch so that all processes have equally many."""
         state = self.accelerator.gradient_state
@@ -504,43 +458,6 @@ class VanillaTransformerTrainer(ConsistencyTrainer):
         own = state.remainder - self.args.process_index * len(labels)  # the others are the first ones once more
         repeated = torch.arange(len(labels), device=labels.device) >= own
         return labels.masked_fill(repeated[:, None], -100)
-
-    def create_model_card(
-        self,
-        language: str | Sequence[str] | None = None,
-        license: str | None = None,
-        tags: str | Sequence[str] | None = None,
-        model_name: str | None = None,
-        finetuned_from: str | None = None,
-        dataset_tags: str | Sequence[str] | None = None,
-        **kwargs: object,
-    ) -> None:
-        """Writes the model's card into the run's folder, and keeps the metadata of an older one there.
-
-        The arguments are those of `Trainer.create_model_card`; languages are ISO 639 codes, `model_name` is the card's
-        title, and others than these are ignored.
-        """
-        if self.is_world_process_zero():
-            facts = replace(
-                run_facts(self),
-                title=model_name,
-                languages=_listed(language),
-                license=license,
-                tags=_listed(tags),
-                base_model=finetuned_from,
-                datasets=_listed(dataset_tags),
-            )
-            folder = Path(self.args.output_dir or "")
-            save_card(folder, with_what_was_said(facts, said_by_author(folder)))
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Logs, with the target tokens seen and their number per second since the last line."""
-        if "loss" in logs:
-            tokens, now = self.target_tokens, time.perf_counter()
-            rate = (tokens - self._tokens_then) / max(now - (self._since or 0.0), 1e-9)
-            self._since, self._tokens_then = now, tokens
-            logs |= {TARGET_TOKENS: tokens, "tokens_per_second": round(rate, 1)}
-        super().log(logs, start_time)
 
 
 EQUAL_VALUES = 3  # evaluations after which a constant criterion is told
@@ -560,7 +477,3 @@ def _unchanged(config: GenerationConfig | None) -> Iterator[None]:
         if before is not None:
             vars(config).clear()
             vars(config).update(before)
-
-
-def _listed(value: str | Sequence[str] | None) -> list[str]:
-    return [value] if isinstance(value, str) else list(value or ())

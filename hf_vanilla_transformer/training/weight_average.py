@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from ..checkpoints.completeness import WEIGHT_AVERAGE
-from .recipe import RecipeError, VanillaTransformerTrainingArguments
+from .arguments import RecipeError, VanillaTransformerTrainingArguments
 from .sharding import ShardingTrainer
 
 Tensors = tuple[Tensor, ...] | list[Tensor]

@@ -21,7 +21,7 @@ from hf_vanilla_transformer import Translator, cli
 from hf_vanilla_transformer.explain.page import model_page
 from hf_vanilla_transformer.metrics import corpus_bleu, exact_match
 from hf_vanilla_transformer.plots.curves import plot_attention
-from hf_vanilla_transformer.training.recipe import parse_recipe
+from hf_vanilla_transformer.training.recipe import options_of, parse_recipe
 from hf_vanilla_transformer.translation.attention import attention_of
 from scripts.quickstart.corpus import UNSEEN, Pair, generate_pairs, split_pairs, write_corpus
 from scripts.quickstart.prompt import answer_questions, show_examples, words_of
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, overrides = parser().parse_known_args(argv)
     start = time.perf_counter()
     try:
-        parse_recipe([RECIPE], overrides)  # so that a typo is told before anything is done
+        parse_recipe([RECIPE], options_of(overrides))  # so that a typo is told before anything is done
         parts = split_pairs(generate_pairs(options.num_pairs, SEED), options.num_validation, options.num_test, SEED)
         run = new_folder(options.output_dir)
     except (ImportError, ValueError) as error:  # of the extra `train`; of options and the folder

@@ -83,9 +83,16 @@ def test_a_value_with_a_space_is_no_recipe(recipe, corpus):
     assert (corpus / "my run" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("name", ["--resume", "--dry-run", "--list-recipes", "--trust-remote-code"])
-def test_the_commands_own_switches_are_suggested(capsys, recipe, name):
-    assert f"unknown option {name[:-1]}; did you mean {name!r}?" in complaint(capsys, recipe, name[:-1])
+@pytest.mark.parametrize("name", ["--resume", "--dry-run", "--list-recipes", "--trust-remote-code", "--max-steps"])
+def test_an_unknown_option_is_told_with_the_nearest(capsys, recipe, name):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        train(recipe, name[:-1])
+    assert f"error: unrecognized arguments: {name[:-1]}; did you mean {name!r}?" in capsys.readouterr().err
+
+
+def test_a_wrong_value_on_the_command_line_is_told(capsys, recipe):
+    assert "max_steps is 'many'; give an integer" in complaint(capsys, recipe, "--max-steps", "many")
+    assert "fsdp isn't supported by `train`" in complaint(capsys, recipe, "--fsdp", "full_shard")
 
 
 def test_a_recipe_of_the_package_is_suggested(capsys):

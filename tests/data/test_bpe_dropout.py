@@ -37,11 +37,8 @@ def test_at_0_the_pieces_are_the_tokenizers_own(tokenizer, text):
     assert BPEDropout(tokenizer, 0).encode([text], [0]) == tokenizer([text])["input_ids"]
 
 
-def test_at_0_the_pieces_of_odd_texts_are_the_tokenizers_own(tokenizer):
+def test_at_1_the_pieces_of_odd_texts_are_bytes_and_added_tokens(tokenizer):
     assert BPEDropout(tokenizer, 0).encode(TEXTS, range(len(TEXTS))) == tokenizer(TEXTS)["input_ids"]
-
-
-def test_at_1_the_pieces_are_bytes_and_added_tokens(tokenizer):
     added = tokenizer.added_tokens_encoder
     for text, ids in zip(TEXTS, BPEDropout(tokenizer, 1).encode(TEXTS, range(len(TEXTS))), strict=True):
         pieces = tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])

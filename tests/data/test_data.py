@@ -15,8 +15,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from datasets import Dataset, IterableDataset
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast
@@ -279,13 +277,6 @@ def test_a_file_that_changes_is_read_anew(write):
     assert read("c\tde\n", 2_000) == [("c", "de")]  # as old as before
 
 
-def test_files_of_the_same_name_and_age_in_other_folders_are_others(write, tmp_path, monkeypatch):
-    for folder, content in (("one", "a\tb\n"), ("two", "c\td\n")):
-        os.utime(write(f"{folder}/a.tsv", content), ns=(1_000, 1_000))
-        monkeypatch.chdir(tmp_path / folder)
-        assert pairs_of(Corpus(tables=("a.tsv",))) == [tuple(content.split())]
-
-
 def test_the_state_of_a_corpus_changes_with_its_files(write, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "revision_of", lambda name, kind: f"{kind} {name}")
 
@@ -471,18 +462,6 @@ def test_pairs_are_left_out_and_counted_by_reason():
     assert str(Cleaning(10)) == "0 pairs kept, 0 left out"
 
 
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40))), st.integers(2, 30), st.none() | st.floats(1.0, 5.0))
-def test_cleaning_keeps_what_the_rules_allow_and_counts_every_pair_once(lengths, max_length, ratio):
-    cleaning = Cleaning(max_length, ratio)
-    source, target = np.array(lengths, dtype=np.int64).reshape(-1, 2).T
-    expected = [
-        min(s, t) > 1 and max(s, t) <= max_length and (ratio is None or max(s, t) <= ratio * min(s, t))
-        for s, t in lengths
-    ]
-    assert cleaning.keeps(source, target).tolist() == expected
-    assert (cleaning.kept, cleaning.left_out.total()) == (sum(expected), len(lengths) - sum(expected))
-
-
 # Token ids
 
 
@@ -513,13 +492,6 @@ def test_cleaning_by_tokens(write, tokenizer, streaming):
     assert ids_of(tokenized) == [(tokenizer("a b")["input_ids"],) * 2]
     expected = {"an empty side": 2, "more than 40 tokens": 1, "a length ratio above 3": 1}
     assert (dict(cleaning.left_out), cleaning.kept) == (expected, 1)
-
-
-def test_a_stream_of_several_files_is_tokenized_in_order(write, tokenizer):
-    tables = (write("a.tsv", "a\tb\n"), write("a.parquet", pyarrow.table({"source": ["c"], "target": ["d"]})))
-    stream = read_corpus(Corpus((write("s", "e\n"),), (write("t", "f\n"),), tables), streaming=True)
-    tokenized = tokenize(stream, tokenizer, Cleaning(10))
-    assert ids_of(tokenized) == [tuple(tokenizer(list(pair))["input_ids"]) for pair in ("ef", "ab", "cd")]
 
 
 def test_nothing_is_left(write, tokenizer):

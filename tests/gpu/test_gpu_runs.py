@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq
 from hf_vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints
 from hf_vanilla_transformer.cli import main
-from hf_vanilla_transformer.training.recipe import VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from hf_vanilla_transformer.translation.decoding import translate
 from hf_vanilla_transformer.translation.ensembles import ensemble

@@ -15,8 +15,8 @@ from huggingface_hub import ModelCard
 from small_runs import recipe_in
 
 from hf_vanilla_transformer import cli
-from hf_vanilla_transformer.hub.facts import curve_of, read_facts
-from hf_vanilla_transformer.hub.model_card import CurvePoint, RunFacts, TrainingFacts, save_card
+from hf_vanilla_transformer.hub.facts import CurvePoint, RunFacts, TrainingFacts, curve_of, read_facts
+from hf_vanilla_transformer.hub.model_card import save_card
 
 
 @pytest.fixture(scope="module")
@@ -177,18 +177,19 @@ def test_fields_of_the_metadata_that_no_card_has_by_itself_are_kept(folder, card
         assert data == data | said | {"since": "2026-01-02", "language": ["de", "no"]}
 
 
-def test_what_the_author_removed_from_the_metadata_stays_away(folder, card):
-    assert card(folder, "--license", "mit", "--dataset", "a/b", "--overwrite")[0] == 0
-    (folder / "README.md").write_text(text_of(folder).replace("license: mit\n", "").replace("datasets:\n- a/b\n", ""))
+def test_what_the_author_removed_or_changed_in_the_metadata_counts(folder, card):
+    said = ["--license", "mit", "--dataset", "a/b", "--source-lang", "en", "--target-lang", "de"]
+    assert card(folder, *said, "--overwrite")[0] == 0
+    text = (
+        text_of(folder)
+        .replace("license: mit\n", "")
+        .replace("datasets:\n- a/b\n", "")
+        .replace("\n- de\n", "\n- fr\n", 1)
+    )
+    (folder / "README.md").write_text(text)
     assert card(folder, "--overwrite")[0] == 0
-    assert (data_of(folder).license, data_of(folder).datasets) == (None, None)
-
-
-def test_languages_that_were_changed_in_the_metadata_count(folder, card):
-    assert card(folder, "--source-lang", "en", "--target-lang", "de", "--overwrite")[0] == 0
-    (folder / "README.md").write_text(text_of(folder).replace("\n- de\n", "\n- fr\n", 1))
-    assert card(folder, "--overwrite")[0] == 0
-    assert data_of(folder).language == ["en", "fr"]
+    data = data_of(folder)
+    assert (data.license, data.datasets, data.language) == (None, None, ["en", "fr"])
     assert "`de`" not in text_of(folder)
 
 

@@ -10,15 +10,8 @@ import yaml
 
 from hf_vanilla_transformer import VanillaTransformerConfig
 from hf_vanilla_transformer.hub import model_card
-from hf_vanilla_transformer.hub.model_card import (
-    Evaluation,
-    RunFacts,
-    Sample,
-    TrainingFacts,
-    fill_model_card,
-    is_repository,
-    local_name,
-)
+from hf_vanilla_transformer.hub.facts import Evaluation, RunFacts, Sample, TrainingFacts, is_repository, local_name
+from hf_vanilla_transformer.hub.model_card import fill_model_card
 from hf_vanilla_transformer.metrics import Score
 
 BLEU = Score("BLEU", 41.1234, "nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2.6.0")

@@ -221,13 +221,6 @@ def test_a_model_in_the_hubs_cache_is_sent_although_it_is_of_links(push, hub, mo
     assert hub.repositories[REPO].files()["model.safetensors"] == (blobs / "model.safetensors").read_bytes()
 
 
-def test_a_licence_of_the_code_is_added_where_it_lacks(push, hub, model_folder):
-    (model_folder / "LICENSE-CODE").unlink()
-    assert push()[0] == 0
-    assert hub.repositories[REPO].files()["LICENSE-CODE"] == (PACKAGE / "LICENSE").read_bytes()
-    assert not (model_folder / "LICENSE-CODE").exists()
-
-
 # ---- The card ----
 def test_the_card_that_is_sent_names_the_repository_and_the_folders_stays(push, hub, model_folder):
     before = (model_folder / "README.md").read_text()
@@ -254,11 +247,14 @@ def test_a_card_of_the_users_own_is_sent_as_it_is(push, hub, model_folder):
     assert hub.repositories[REPO].files()["README.md"].decode() == card
 
 
-def test_a_missing_licence_is_told(push, hub, model_folder):
+def test_a_missing_licence_is_told_and_that_of_the_code_is_added(push, hub, model_folder):
     change_card(model_folder, "license: mit\n", "")
+    (model_folder / "LICENSE-CODE").unlink()
     code, out, _ = push()
     assert code == 0
     assert "README.md names no licence; `vanilla-transformer card " in out
+    assert hub.repositories[REPO].files()["LICENSE-CODE"] == (PACKAGE / "LICENSE").read_bytes()
+    assert not (model_folder / "LICENSE-CODE").exists()
 
 
 # ---- The repository ----

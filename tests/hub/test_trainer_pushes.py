@@ -14,26 +14,6 @@ from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.hub.upload import PublishError
 
 
-@pytest.fixture
-def run(tmp_path):
-    """A run's folder with what must not be sent."""
-    for name in (".env", "id_rsa", "data/corpus.txt", "wandb/x", "test.translations.txt", "notes.txt"):
-        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "run" / name).write_text("private")
-    return tmp_path / "run"
-
-
-def test_a_trainer_sends_nothing_but_the_model(hub, tiny_checkpoint, run):
-    others = ["photo.png", "last-checkpoint/model.safetensors"]
-    hub.add(REPO, dict.fromkeys([*others, "model-00001-of-00002.safetensors", "recipe.json"], "old"))
-    trainer_of(tiny_checkpoint, run, hub_model_id=REPO, push_to_hub=True).push_to_hub()
-    files = {*hub.repositories[REPO].files()} - {".gitattributes", *others}
-    code = {name for name in files if name.endswith("_vanilla_transformer.py")} | {"LICENSE-CODE"}
-    assert len(code) == 6
-    model = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-    assert files == model | code | {"README.md"}
-
-
 @pytest.mark.slow
 def test_the_command_pushes_what_was_scored(hub, tmp_path, capsys):
     """The only commit is the averaged model with its card, and can be loaded without the package."""
@@ -103,7 +83,7 @@ def test_the_trainers_token_is_in_no_file(hub, tiny_checkpoint, tmp_path, monkey
 
 def test_what_pushes_during_training_were_is_told(hub, tiny_checkpoint, tmp_path, monkeypatch):
     warnings = []
-    monkeypatch.setattr("hf_vanilla_transformer.training.trainer.logger.warning_once", warnings.append)
+    monkeypatch.setattr("hf_vanilla_transformer.training.pushes.logger.warning_once", warnings.append)
     trainer = trainer_of(tiny_checkpoint, tmp_path / "run", push_to_hub=True, hub_model_id=REPO)
     assert ["nothing is sent before push_to_hub()" in warning for warning in warnings] == [True]
     with pytest.raises(TypeError, match="leave blocking out"):

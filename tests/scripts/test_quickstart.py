@@ -226,11 +226,11 @@ def test_the_corpus_has_the_signs_and_words_of_the_unseen_sentences_but_not_of_t
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--max-step", "10"], "unknown option --max-step; did you mean '--max-steps'?"),
+        (["--max-step", "10"], "unrecognized arguments: --max-step 10; did you mean '--max-steps'?"),
         (["--max-steps", "ten"], "max_steps is 'ten'; give an integer"),
         (["--num-pairs", "0"], "num_pairs is 0, but must be between 1 and 100000"),
         (["--num-pairs", "600"], "leave none of 600 pairs for training"),
-        (["corpus"], "'corpus' belongs to no option"),
+        (["corpus"], "unrecognized arguments: corpus"),
     ],
 )
 def test_wrong_options_are_told_before_anything_is_done(arguments, problem, tmp_path, capsys):

@@ -2,6 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+from transformers import TrainerCallback
+
+from hf_vanilla_transformer.training.run import Run
+from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+
 PAIRS = [(f"{'half past ' * (n % 4)}nine {n}", f"{'halb zehn ' * (n % 3)}neun {n}") for n in range(50)]
 
 
@@ -20,3 +26,15 @@ def recipe_in(folder: Path) -> dict:
         "max_steps": 4, "warmup_steps": 2, "max_length": 128, "per_device_train_batch_tokens": 128,
         "logging_steps": 2, "save_steps": 2, "average_last": 2, "output_dir": str(folder / "run"),
     }  # fmt: skip
+
+
+def add_callback(patch: pytest.MonkeyPatch, callback: TrainerCallback) -> None:
+    """Lets the trainers of the command have one more callback, once they are prepared."""
+    prepare = Run.prepare
+
+    def prepared(run: Run) -> VanillaTransformerTrainer:
+        trainer = prepare(run)
+        trainer.add_callback(callback)
+        return trainer
+
+    patch.setattr(Run, "prepare", prepared)

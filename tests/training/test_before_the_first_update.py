@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import add_callback
 from transformers import TrainerCallback
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.checkpoints.completeness import checkpoints_in
 from hf_vanilla_transformer.training import finish
-from hf_vanilla_transformer.training import trainer as trainer_module
 from hf_vanilla_transformer.training.evaluation import TranslationMetrics
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 
@@ -182,8 +182,7 @@ class FullDisk(TrainerCallback):
 def test_a_model_that_cannot_be_saved_leaves_the_old_one(train, finished, monkeypatch):
     folder = Path(finished["output_dir"])
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    plain = trainer_module.callbacks_for
-    monkeypatch.setattr(trainer_module, "callbacks_for", lambda args: [*plain(args), FullDisk()])
+    add_callback(monkeypatch, FullDisk())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         result = train(finished, "--resume", "--max-steps", "6")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import add_callback
 from transformers import TrainerCallback
 
 from hf_vanilla_transformer.checkpoints.completeness import checkpoints_in, damage_of
 from hf_vanilla_transformer.checkpoints.loading import load_model
-from hf_vanilla_transformer.training import trainer as trainer_module
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 
 
@@ -29,8 +29,7 @@ def poisoned(monkeypatch):
     """Adds a `Poison` to every trainer."""
 
     def poison(update, value=float("nan")):
-        before = trainer_module.callbacks_for
-        monkeypatch.setattr(trainer_module, "callbacks_for", lambda args: [*before(args), Poison(update, value)])
+        add_callback(monkeypatch, Poison(update, value))
 
     return poison
 
@@ -62,8 +61,7 @@ def test_the_last_good_checkpoint_is_kept(train, recipe, poisoned, caplog, value
 
 def test_it_can_be_resumed_from_there(train, recipe, poisoned, monkeypatch):
     with monkeypatch.context() as patch:
-        before = trainer_module.callbacks_for
-        patch.setattr(trainer_module, "callbacks_for", lambda args: [*before(args), Poison(3, float("nan"))])
+        add_callback(patch, Poison(3, float("nan")))
         recipe |= {"max_steps": 6, "average_last": 0, "save_steps": 1}
         assert train(recipe).code == 1
     result = train(recipe, "--resume", "--learning-rate", "1e-4")

@@ -14,8 +14,8 @@ from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, c
 from hf_vanilla_transformer.data.formats import CorpusError
 from hf_vanilla_transformer.data.vectors import read_vectors, use_vectors
 from hf_vanilla_transformer.tokenization_dictionary import DictionaryTokenizer
+from hf_vanilla_transformer.training.arguments import ModelArguments, RecipeError
 from hf_vanilla_transformer.training.evaluation import TranslationMetrics
-from hf_vanilla_transformer.training.recipe import ModelArguments, RecipeError
 
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # fairseq's ids
 SMALL = {"preset": "tiny", "d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}

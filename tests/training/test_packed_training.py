@@ -19,11 +19,11 @@ from hf_vanilla_transformer.cli import main
 from hf_vanilla_transformer.data.packing import PackingCollator
 from hf_vanilla_transformer.engine.training.packing import PackedForward
 from hf_vanilla_transformer.training import preflight, trainer
-from hf_vanilla_transformer.training.recipe import RecipeError, parse_recipe
+from hf_vanilla_transformer.training.arguments import RecipeError
+from hf_vanilla_transformer.training.recipe import parse_recipe
 
 ALL = 4096  # tokens: every batch has all pairs
 RDROP = {"rdrop_alpha": 5.0}
-SIMCUT = {"simcut_alpha": 3.0, "simcut_p": 1 - 1e-12}  # it cuts all that it may, so that nothing is random
 COMPILED = {"packed": True, "torch_compile": True, "torch_compile_backend": "aot_eager"}  # all but a compiler's code
 
 
@@ -39,7 +39,7 @@ def run_of(checkpoint, folder, **options):
 @pytest.mark.parametrize(
     "options",
     [
-        *({}, {"bf16": True}, {"training_shortcuts": False}, {"label_smoothing_factor": 0.1}, RDROP, SIMCUT),
+        *({}, {"bf16": True}, {"training_shortcuts": False}, {"label_smoothing_factor": 0.1}, RDROP),
         *({"gradient_checkpointing": True}, {"ema_decay": 0.5}, {"dropout_warmup_steps": 2}),
     ],
     ids=str,
@@ -135,9 +135,8 @@ def test_the_command_packs_and_shows_time_and_filler(tmp_path, capsys):
     ],
 )
 def test_options_that_contradict_are_refused(options, message):
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in {"packed": True, **options}.items()]
     with pytest.raises(RecipeError, match=message):
-        parse_recipe([], words)
+        parse_recipe([], {"packed": True, **options})
 
 
 def test_other_models_and_streams_are_refused(tiny_checkpoint, tmp_path):

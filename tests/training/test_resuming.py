@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.data import corpora
-from hf_vanilla_transformer.training.recipe import RecipeError
+from hf_vanilla_transformer.training.arguments import RecipeError
 from hf_vanilla_transformer.training.run_folder import only_process_in
 
 SIDES = {"source": "train.en", "target": "train.de"}

@@ -14,8 +14,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration, cli
 from hf_vanilla_transformer.data.symbols import train_tokenizer
 from hf_vanilla_transformer.data.vectors import use_vectors
+from hf_vanilla_transformer.training.arguments import ModelArguments, RecipeError
 from hf_vanilla_transformer.training.evaluation import TranslationMetrics
-from hf_vanilla_transformer.training.recipe import ModelArguments, RecipeError
 
 # Inflection: a verb, its form and its features; "read" has two pasts.
 FORMS = {"V;PST": "{0} + t", "V;PRS;3;SG": "{0} + s", "V;NFIN": "{0}"}

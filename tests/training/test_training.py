@@ -33,9 +33,9 @@ from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine import memory
 from hf_vanilla_transformer.metrics import exact_match
 from hf_vanilla_transformer.training import trainer as training
+from hf_vanilla_transformer.training.arguments import RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.callbacks import RATES
 from hf_vanilla_transformer.training.evaluation import TranslationMetrics, by_length
-from hf_vanilla_transformer.training.recipe import RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.run_facts import run_facts
 from hf_vanilla_transformer.training.schedule import paper_learning_rate, peak_learning_rate
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
@@ -64,11 +64,10 @@ def arguments(folder: Path, **options) -> VanillaTransformerTrainingArguments:
 
 def trainer_of(checkpoint: Path, folder: Path, **options) -> VanillaTransformerTrainer:
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    others = {
-        name: options.pop(name) for name in ("train_dataset", "eval_dataset", "compute_metrics") if name in options
-    }
+    names = ("model", "train_dataset", "eval_dataset", "compute_metrics")
+    others = {name: options.pop(name) for name in names if name in options}
+    others.setdefault("model", AutoModelForSeq2SeqLM.from_pretrained(checkpoint))
     return VanillaTransformerTrainer(
-        model=AutoModelForSeq2SeqLM.from_pretrained(checkpoint),
         args=arguments(folder, **options),
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer),

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from transformers.utils import logging
 
 from hf_vanilla_transformer.training import run as run_module
+from hf_vanilla_transformer.training.arguments import RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.options import RANGES
-from hf_vanilla_transformer.training.recipe import RecipeError, VanillaTransformerTrainingArguments, parse_recipe
+from hf_vanilla_transformer.training.recipe import parse_recipe
 
 
 @dataclass
@@ -167,8 +168,8 @@ def process_as_before() -> Iterator[None]:
 def run(train, recipe, monkeypatch, process_as_before) -> Callable[..., Run]:
     """Trains with options beside the recipe's, and returns the run."""
     trainers: list[Any] = []
-    prepared = run_module.Run._prepared
-    monkeypatch.setattr(run_module.Run, "_prepared", lambda self: trainers.append(prepared(self)) or trainers[-1])
+    prepared = run_module.Run.prepare
+    monkeypatch.setattr(run_module.Run, "prepare", lambda self: trainers.append(prepared(self)) or trainers[-1])
 
     def run(options: dict, *switches: str) -> Run:
         trainers.clear()
@@ -294,7 +295,7 @@ def test_an_interval_of_evaluations_needs_a_strategy(refusal, run, recipe):
 @pytest.mark.parametrize("name", RANGES)
 def test_numbers_out_of_range(name):
     with pytest.raises(RecipeError, match=rf"^{name} is .*; give "):
-        parse_recipe([], [f"--{name}=-2"])
+        parse_recipe([], {name: "-2"})
 
 
 @pytest.mark.parametrize(
@@ -309,7 +310,7 @@ def test_numbers_out_of_range(name):
 )
 def test_ends_of_ranges(name, value):
     with pytest.raises(RecipeError, match=rf"^{name} is .*; give "):
-        parse_recipe([], [f"--{name}", str(value)])
+        parse_recipe([], {name: str(value)})
 
 
 def test_every_range_is_an_options():

@@ -1,52 +1,36 @@
-"""R-Drop, SimCut and the moving average of weights, against their formulas in float64 and loops by hand."""
+"""R-Drop and the moving average of weights, against their formulas in float64 and loops by hand."""
 
 import json
 from pathlib import Path
 
 import pytest
+import test_training
 import torch
 import torch.nn.functional as F
-from datasets import Dataset
 from safetensors.torch import load_file
 from small_runs import recipe_in
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq, TrainerCallback
+from test_training import rows
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.checkpoints.completeness import WEIGHT_AVERAGE, damage_of, last_complete_checkpoint
 from hf_vanilla_transformer.cli import main
 from hf_vanilla_transformer.errors import CheckpointError
-from hf_vanilla_transformer.training import consistency
-from hf_vanilla_transformer.training.consistency import Consistency
-from hf_vanilla_transformer.training.recipe import RecipeError, VanillaTransformerTrainingArguments, parse_recipe
+from hf_vanilla_transformer.training import rdrop
+from hf_vanilla_transformer.training.arguments import RecipeError, VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.rdrop import rdrop_loss
+from hf_vanilla_transformer.training.recipe import parse_recipe
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 
 EPS, ALPHA = 0.1, 3.0
-RDROP, SIMCUT = {"rdrop_alpha": ALPHA}, {"simcut_alpha": ALPHA, "simcut_p": 0.3}
-NEARLY_ALL = {"simcut_alpha": ALPHA, "simcut_p": 1 - 1e-12}  # cuts every token that may be cut, so nothing is random
-
-
-def rows(tokenizer, number: int = 24) -> Dataset:
-    sources = [f"{'twenty-one half past ' * (n % 5)}nine {n}" for n in range(number)]
-    targets = [f"{'halb zehn ' * (n % 4)}einundzwanzig {n}" for n in range(number)]
-    return Dataset.from_dict(dict(tokenizer(sources, text_target=targets)))
+RDROP = {"rdrop_alpha": ALPHA}
 
 
 def trainer_of(checkpoint: Path, folder: Path, dropout: float = 0.0, **options) -> VanillaTransformerTrainer:
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    settings = {
-        "output_dir": str(folder), "max_steps": 4, "per_device_train_batch_tokens": 256, "learning_rate": 0.01,
-        "warmup_steps": 2, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True,
-        "predict_with_generate": False,
-    }  # fmt: skip
+    data = {"train_dataset": rows(tokenizer, 24), "eval_dataset": rows(tokenizer, 6)}
     model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint, dropout=dropout, label_smoothing=EPS)
-    return VanillaTransformerTrainer(
-        model=model,
-        args=VanillaTransformerTrainingArguments(**{**settings, **options}),
-        processing_class=tokenizer,
-        data_collator=DataCollatorForSeq2Seq(tokenizer),
-        train_dataset=rows(tokenizer),
-        eval_dataset=rows(tokenizer, 6),
-    )
+    return test_training.trainer_of(checkpoint, folder, model=model, **data, **options)
 
 
 def cross_entropy(logits, labels):
@@ -59,40 +43,31 @@ def divergence(one, other):
     return (p * (p / q).log()).sum()
 
 
-def formula(options, first, second, labels):
-    """The papers' losses, summed over targets, of logits in float64, (N, V) each."""
-    if "rdrop_alpha" in options:
-        both = cross_entropy(first, labels) + cross_entropy(second, labels)
-        return both + ALPHA / 2 * (divergence(first, second) + divergence(second, first))
-    return cross_entropy(first, labels) + ALPHA * divergence(first, second)
+def formula(first, second, labels):
+    """The paper's loss, summed over targets, of logits in float64, (N, V) each."""
+    both = cross_entropy(first, labels) + cross_entropy(second, labels)
+    return both + ALPHA / 2 * (divergence(first, second) + divergence(second, first))
 
 
-def consistency_of(folder: Path, **options) -> Consistency:
-    found = Consistency.of(VanillaTransformerTrainingArguments(output_dir=str(folder), **options))
-    assert found is not None
-    return found
-
-
-@pytest.mark.parametrize("options", [RDROP, SIMCUT])
 @pytest.mark.parametrize("per_chunk", [1, 4, 100])
-def test_loss_and_gradients_are_the_papers(tmp_path, monkeypatch, options, per_chunk):
+def test_loss_and_gradients_are_the_papers(monkeypatch, per_chunk):
     number, vocab_size, items = 11, 7, 50
-    monkeypatch.setattr(consistency, "LOGITS_PER_CHUNK", per_chunk * vocab_size)
+    monkeypatch.setattr(rdrop, "LOGITS_PER_CHUNK", per_chunk * vocab_size)
     logits = torch.randn(2 * number, vocab_size, dtype=torch.float64).requires_grad_()
     labels = torch.randint(vocab_size, (number,))
-    loss = consistency_of(tmp_path, **options).loss(logits, labels.repeat(2), torch.tensor(items), EPS)
-    expected = formula(options, *logits.chunk(2), labels) / items
+    loss = rdrop_loss(logits, labels.repeat(2), torch.tensor(items), EPS, alpha=ALPHA)
+    expected = formula(*logits.chunk(2), labels) / items
     gradients = [torch.autograd.grad(one, logits)[0] for one in (loss, expected)]
     # The same sums in another order, in float64.
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-14)
-    mean = consistency_of(tmp_path, **options).loss(logits, labels.repeat(2), label_smoothing=EPS)
+    mean = rdrop_loss(logits, labels.repeat(2), label_smoothing=EPS, alpha=ALPHA)
     torch.testing.assert_close(mean, expected * items / number, rtol=1e-12, atol=0)
 
 
-def test_no_targets_have_no_loss(tmp_path):
+def test_no_targets_have_no_loss():
     logits = torch.randn(0, 7).requires_grad_()
-    loss = consistency_of(tmp_path, **RDROP).loss(logits, torch.zeros(0, dtype=torch.long))
+    loss = rdrop_loss(logits, torch.zeros(0, dtype=torch.long), alpha=ALPHA)
     loss.backward()
     assert loss.item() == 0
 
@@ -113,41 +88,12 @@ def test_rdrop_of_a_model_is_that_of_its_predictions(tiny_checkpoint, tmp_path):
     real = batch["labels"] != -100
     first, second = (half[real] for half in logits.chunk(2))
     assert not torch.allclose(first, second, atol=1e-2)  # they had other dropout
-    expected = formula(RDROP, first, second, batch["labels"][real]) / real.sum()
+    expected = formula(first, second, batch["labels"][real]) / real.sum()
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_simcut_cuts_what_the_paper_cuts(tiny_checkpoint, tmp_path, is_shared):
-    """Against embeddings that are zeroed by hand: neither a source's end nor a target's start is ever cut."""
-    trainer = trainer_of(tiny_checkpoint, tmp_path, **SIMCUT)
-    batch, model = batch_of(trainer, 3, 4, 5), trainer.model.double().train()
-    if is_shared:
-        model.set_input_embeddings(model.get_input_embeddings())
-        assert model.model.encoder.embed_tokens is model.model.decoder.embed_tokens
-    torch.manual_seed(1)
-    loss = trainer.compute_loss(model, dict(batch))
-    torch.manual_seed(1)
-    source, labels, real = batch["input_ids"], batch["labels"], batch["labels"] != -100
-    target = model.prepare_decoder_input_ids_from_labels(labels)
-    keep = [(torch.rand(ids.shape) >= 0.3) for ids in (source, target)]
-    keep[0] |= source == model.config.eos_token_id
-    keep[1][:, 0] = True
-    assert not torch.cat([one.flatten() for one in keep]).all()
-    table = model.get_input_embeddings().weight
-    embeds = [table[ids] * kept[..., None] for ids, kept in zip((source, target), keep, strict=True)]
-    mask = batch["attention_mask"]
-    whole = model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits[real]
-    cut = model(inputs_embeds=embeds[0], attention_mask=mask, decoder_inputs_embeds=embeds[1]).logits[real]
-    expected = formula(SIMCUT, whole, cut, labels[real]) / real.sum()
-    gradients = [torch.autograd.grad(one, table, retain_graph=True)[0] for one in (loss, expected)]
-    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
-    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-14)
-
-
-@pytest.mark.parametrize("options", [RDROP, NEARLY_ALL])
-def test_padding_changes_nothing(tiny_checkpoint, tmp_path, options):
-    trainer = trainer_of(tiny_checkpoint, tmp_path, **options)
+def test_padding_changes_nothing(tiny_checkpoint, tmp_path):
+    trainer = trainer_of(tiny_checkpoint, tmp_path, **RDROP)
     batch, model = batch_of(trainer, 3, 4, 5), trainer.model.double().train()
     fill = {"input_ids": model.config.pad_token_id, "attention_mask": 0, "labels": -100}
     padded = {name: F.pad(x, (0, 5), value=fill[name]) for name, x in batch.items()}
@@ -155,10 +101,9 @@ def test_padding_changes_nothing(tiny_checkpoint, tmp_path, options):
     torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("options", [RDROP, NEARLY_ALL])
-def test_accumulating_is_the_same_as_larger_batches(tiny_checkpoint, tmp_path, options):
+def test_accumulating_is_the_same_as_larger_batches(tiny_checkpoint, tmp_path):
     """Batches of unequal numbers of targets: a mean of their means would be another loss."""
-    settings = {"per_device_train_batch_tokens": 0, "train_sampling_strategy": "sequential", **options}
+    settings = {"per_device_train_batch_tokens": 0, "train_sampling_strategy": "sequential", **RDROP}
     weights = []
     for size, steps in ((8, 1), (2, 4)):
         trainer = trainer_of(
@@ -171,11 +116,10 @@ def test_accumulating_is_the_same_as_larger_batches(tiny_checkpoint, tmp_path, o
         torch.testing.assert_close(weights[1][name], value, rtol=1e-4, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize(("options", "shortcuts"), [(RDROP, True), (SIMCUT, False)])
-def test_bfloat16_and_shortcuts_give_nearly_the_same_losses(tiny_checkpoint, tmp_path, options, shortcuts):
+def test_bfloat16_and_shortcuts_give_nearly_the_same_losses(tiny_checkpoint, tmp_path):
     plain, mixed = (
-        trainer_of(tiny_checkpoint, tmp_path, bf16=bf16, training_shortcuts=fast, seed=3, **options)
-        for bf16, fast in ((False, False), (True, shortcuts))
+        trainer_of(tiny_checkpoint, tmp_path, bf16=bf16, training_shortcuts=fast, seed=3, **RDROP)
+        for bf16, fast in ((False, False), (True, True))
     )
     logged = []
     for trainer in (plain, mixed):
@@ -185,20 +129,16 @@ def test_bfloat16_and_shortcuts_give_nearly_the_same_losses(tiny_checkpoint, tmp
     assert logged[1] == pytest.approx(logged[0], rel=0.02)  # bfloat16 has 8 bits
 
 
-@pytest.mark.parametrize("options", [RDROP, SIMCUT])
-def test_evaluations_and_the_model_are_as_without(tiny_checkpoint, tmp_path, options):
-    plain, other = trainer_of(tiny_checkpoint, tmp_path), trainer_of(tiny_checkpoint, tmp_path, **options)
+def test_evaluations_and_the_model_are_as_without(tiny_checkpoint, tmp_path):
+    plain, other = trainer_of(tiny_checkpoint, tmp_path), trainer_of(tiny_checkpoint, tmp_path, **RDROP)
     assert other.evaluate()["eval_loss"] == plain.evaluate()["eval_loss"]
     loss_function = other.model.loss_function
     other.train()
     assert other.model.loss_function is loss_function
-    assert not other.model.model.encoder.embed_tokens._forward_hooks
-    assert not other.model.model.decoder.embed_tokens._forward_hooks
 
 
-@pytest.mark.parametrize("options", [RDROP, SIMCUT])
-def test_resuming_is_bitwise(tiny_checkpoint, tmp_path, options):
-    settings = {"save_strategy": "steps", "save_steps": 2, "ema_decay": 0.6, "max_steps": 5, "dropout": 0.3, **options}
+def test_resuming_is_bitwise(tiny_checkpoint, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 2, "ema_decay": 0.6, "max_steps": 5, "dropout": 0.3, **RDROP}
     straight = trainer_of(tiny_checkpoint, tmp_path, **settings)
     straight.train()
     resumed = trainer_of(tiny_checkpoint, tmp_path, **settings)
@@ -244,25 +184,18 @@ def test_the_moving_average_is_that_of_a_loop(tiny_checkpoint, tmp_path):
     assert WEIGHT_AVERAGE in damage_of(checkpoint)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rdrop_alpha": 1.0, "simcut_alpha": 1.0}, "leave one of the two out"),
-        ({"ema_decay": 0.9, "average_last": 2}, "ema_decay and average_last"),
-    ],
-)
-def test_wrong_options_are_refused(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        VanillaTransformerTrainingArguments(output_dir=str(tmp_path), **options)
-    with pytest.raises(RecipeError, match=message):
-        parse_recipe([], [f"--{name.replace('_', '-')}={value}" for name, value in options.items()])
+def test_two_final_models_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="ema_decay and average_last"):
+        VanillaTransformerTrainingArguments(output_dir=str(tmp_path), ema_decay=0.9, average_last=2)
+    with pytest.raises(RecipeError, match="ema_decay and average_last"):
+        parse_recipe([], {"ema_decay": 0.9, "average_last": 2})
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"label_smoothing_factor": 0.1}, "set label_smoothing in the model's configuration"),
-        ({"torch_compile": True}, "don't work with torch.compile"),
+        ({"torch_compile": True}, "doesn't work with torch.compile"),
     ],
 )
 def test_another_loss_and_compilers_are_refused(tiny_checkpoint, tmp_path, options, message):
@@ -271,16 +204,15 @@ def test_another_loss_and_compilers_are_refused(tiny_checkpoint, tmp_path, optio
 
 
 def test_another_model_is_refused(tmp_path):
-    args = VanillaTransformerTrainingArguments(output_dir=str(tmp_path), learning_rate=0.1, **SIMCUT)
-    with pytest.raises(RecipeError, match="are for this package's model, not Linear"):
+    args = VanillaTransformerTrainingArguments(output_dir=str(tmp_path), learning_rate=0.1, **RDROP)
+    with pytest.raises(RecipeError, match="is for this package's model, not Linear"):
         VanillaTransformerTrainer(model=torch.nn.Linear(1, 1), args=args)
 
 
 def test_regularization_of_a_recipe_arrives(tmp_path):
     """Weight decay is on matrices alone: on no LayerNorm and no bias."""
     options = {"attention_dropout": 0.25, "activation_dropout": 0.125, "weight_decay": 0.01, "preset": "tiny"}
-    recipe = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    _, model_options, args = parse_recipe([], [*recipe, "--output-dir", str(tmp_path)])
+    _, model_options, args = parse_recipe([], {**options, "output_dir": str(tmp_path)})
     model = VanillaTransformerForConditionalGeneration(model_options.config(100))
     layer = model.model.decoder.layers[0]
     assert layer.self_attn.attention_dropout == layer.encoder_attn.attention_dropout == 0.25
@@ -292,7 +224,7 @@ def test_regularization_of_a_recipe_arrives(tmp_path):
 
 
 def test_a_run_ends_with_its_moving_average(tmp_path):
-    recipe = {**recipe_in(tmp_path), "average_last": 0, "ema_decay": 0.9, **SIMCUT}
+    recipe = {**recipe_in(tmp_path), "average_last": 0, "ema_decay": 0.9, **RDROP}
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))  # which is YAML
     assert main(["train", "--config", str(tmp_path / "recipe.yaml")]) in (0, None)
     run = tmp_path / "run"
@@ -301,5 +233,5 @@ def test_a_run_ends_with_its_moving_average(tmp_path):
     trained = load_file(checkpoint / "model.safetensors")
     assert model["model.encoder.embed_tokens.weight"].equal(average["module.0"])
     assert not model["model.encoder.embed_tokens.weight"].equal(trained["model.encoder.embed_tokens.weight"])
-    assert "SimCut, alpha 3, p 0.3" in (run / "README.md").read_text()
+    assert "R-Drop, alpha 3" in (run / "README.md").read_text()
     assert (run / "test.translations.txt").exists()
