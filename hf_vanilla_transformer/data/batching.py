@@ -123,14 +123,18 @@ class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
         dataset: Examples with "input_ids" and "labels", in an order that `set_epoch` changes.
         max_tokens: The most padded tokens per batch, on either side.
         window: Number of examples in memory at a time.
+        length_tolerance: As for `TokenBudgetBatchSampler`.
         seed: Seed of the order.
 
     Raises:
         ValueError: While iterating: the stream has no example, or one is longer than the budget.
     """
 
-    def __init__(self, dataset: Any, max_tokens: int, window: int, seed: int = 0) -> None:
-        self.dataset, self.max_tokens, self.window, self.seed = dataset, max_tokens, window, seed
+    def __init__(
+        self, dataset: Any, max_tokens: int, window: int, *, length_tolerance: float = 0.0, seed: int = 0
+    ) -> None:
+        self.dataset, self.max_tokens, self.window = dataset, max_tokens, window
+        self.length_tolerance, self.seed = length_tolerance, seed
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
         # A copy, because workers share the epoch's number in memory, but are not in the same epoch.
@@ -151,7 +155,9 @@ class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
     def _batches(self, window: list[dict[str, Any]], number: int) -> Iterator[list[dict[str, Any]]]:
         source = np.array([len(example["input_ids"]) for example in window])
         target = np.array([len(example["labels"]) for example in window])
-        sampler = TokenBudgetBatchSampler(source, target, self.max_tokens, seed=self.seed)
+        sampler = TokenBudgetBatchSampler(
+            source, target, self.max_tokens, length_tolerance=self.length_tolerance, seed=self.seed
+        )
         sampler.set_epoch(number)  # each window of each pass has its own order
         for batch in sampler:
             yield [window[place] for place in batch]

@@ -208,6 +208,11 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         "Most padded tokens per batch, on the source side and on the target side; 0: batches of "
         "per_device_train_batch_size sentences. The paper: about 25,000 per update on all devices together.",
     )
+    length_tolerance: float = _option(
+        0.0,
+        "How far lengths are rounded to batch pairs by them: 0.25 gives each batch several lengths, with some more "
+        "padding. Short strings need it: from batches of one length they learn less.",
+    )
     packed: bool = _option(False, "Rows full of pairs in place of padding; torch_compile then compiles single layers.")
     shuffle_buffer_size: int = _option(100_000, "Pairs that are shuffled and batched together, with streaming.")
     # lrate = factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5) (5.3)

@@ -57,7 +57,7 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("learning_rate", "learning_rate_factor"), _POSITIVE),
     **dict.fromkeys(("warmup_steps", "num_train_epochs", "per_device_train_batch_tokens"), _NOT_NEGATIVE),
     **dict.fromkeys(("dropout_warmup_steps", "average_last", "max_nonfinite_updates", "num_samples"), _NOT_NEGATIVE),
-    **dict.fromkeys(("rdrop_alpha", "gnmt_length_penalty"), _NOT_NEGATIVE),
+    **dict.fromkeys(("rdrop_alpha", "gnmt_length_penalty", "length_tolerance"), _NOT_NEGATIVE),
     **dict.fromkeys(("early_stopping_patience", "shuffle_buffer_size", "max_length", "max_length_ratio"), _COUNT),
     **dict.fromkeys(("bpe_dropout_copies", "preprocessing_num_workers", "num_beams", "min_frequency"), _COUNT),
     **dict.fromkeys(("ema_decay", "bpe_dropout"), _SHARE),
@@ -137,6 +137,9 @@ def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any
             streaming and args.max_steps < 1
         ),
         "packed batches need the lengths of all pairs; leave streaming or packed out": streaming and args.packed,
+        "packed batches aren't sorted by length; leave length_tolerance or packed out": (
+            args.packed and args.length_tolerance > 0
+        ),
         "streaming shuffles sentences only for batches by tokens; give per_device_train_batch_tokens": (
             streaming and not by_tokens
         ),

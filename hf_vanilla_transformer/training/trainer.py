@@ -215,6 +215,7 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
             num_processes=self.args.world_size,
             process_index=self.args.process_index,
             accumulation_steps=self.args.gradient_accumulation_steps,
+            length_tolerance=self.args.length_tolerance,
             seed=self.args.seed_of_data,
         )
 
@@ -222,7 +223,13 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         window = self.args.shuffle_buffer_size
         own = split_dataset_by_node(dataset, self.args.process_index, self.args.world_size)
         shuffled = own.shuffle(seed=self.args.seed_of_data, buffer_size=window)
-        return TokenBudgetStream(shuffled, self.args.per_device_train_batch_tokens, window, seed=self.args.seed_of_data)
+        return TokenBudgetStream(
+            shuffled,
+            self.args.per_device_train_batch_tokens,
+            window,
+            length_tolerance=self.args.length_tolerance,
+            seed=self.args.seed_of_data,
+        )
 
     def _run_epoch(self, **kwargs: object) -> None:
         # The Trainer would train one more update when it resumes at the end, and three epochs if max_steps is 0.

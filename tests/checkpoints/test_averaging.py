@@ -154,7 +154,7 @@ def test_configuration_tokenizer_and_code_are_the_last_checkpoints(checkpoints, 
         if file.suffix in (".py", ".json") and file.name != "trainer_state.json"
     } | {"LICENSE-CODE"}
     assert {file.name for file in output.iterdir()} == kept | {"model.safetensors"}
-    assert len(list(output.glob("*.py"))) == 5
+    assert len(list(output.glob("*.py"))) == 6
     for name in kept:
         assert (output / name).read_bytes() == (checkpoints[-1] / name).read_bytes()
     assert AutoModelForSeq2SeqLM.from_pretrained(output, trust_remote_code=True).generation_config.num_beams == 7

@@ -30,7 +30,8 @@ from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.interop import stock
 
 CODE = {
-    f"{part}_vanilla_transformer.py" for part in ("configuration", "modeling", "generation", "plan", "tokenization")
+    f"{part}_vanilla_transformer.py"
+    for part in ("configuration", "modeling", "generation", "integration", "plan", "tokenization")
 }
 MODEL = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
