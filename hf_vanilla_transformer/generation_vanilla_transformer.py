@@ -112,9 +112,10 @@ class DecodingMixin:
                 f"`{name}` needs the engine: call hf_vanilla_transformer.engine.attach(model), or set it to None."
             )
         configs = [vars(one) for one in (kwargs.get("generation_config"), self.generation_config) if one is not None]
-        if (kind := next(filter(None, (one.get("compute_type") for one in configs)), "default")) != "default":
+        compute_types = [one.get("compute_type") for one in configs if one.get("compute_type") not in (None, "default")]
+        if compute_types:
             logger.warning_once(
-                f"`compute_type` of the generation config, {kind!r}, has no effect; call "
+                f"`compute_type` of the generation config, {compute_types[0]!r}, has no effect; call "
                 "hf_vanilla_transformer.engine.attach(model, compute_type=...), or give it to `Translator`."
             )
         kwargs = {name: value for name, value in kwargs.items() if name not in OPTIONS}
@@ -147,7 +148,7 @@ class DecodingMixin:
     def mask_padding(self, plan: Plan, kwargs: dict[str, Any]) -> None:
         """Masks padding of source ids, and before the first token of prompts, where the caller gives no mask.
 
-        Padding is what can be told from ends and from the start token.
+        Padding is recognised only if its id is neither an end's nor the start token's.
         """
         ids: Any = kwargs.get("input_ids") if kwargs.get("inputs") is None else kwargs["inputs"]
         prompt, pad = kwargs.get("decoder_input_ids"), self.config.pad_token_id
@@ -186,7 +187,7 @@ def _put(kwargs: dict[str, Any], name: str, value: object) -> None:
     if kwargs["generation_config"] is None:
         kwargs[name] = value
     else:
-        kwargs.pop(name, None)  # None, which would count
+        kwargs.pop(name, None)  # an explicit None would override the configuration's
         setattr(kwargs["generation_config"], name, value)
 
 

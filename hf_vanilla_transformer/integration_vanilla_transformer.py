@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import create_bidirectional_mask
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 
@@ -93,6 +94,15 @@ def kernel_and_mask(attention: Any, mask: Any, is_cross: bool, shows_weights: An
     return name, mask
 
 
+def padding_mask(config: VanillaTransformerConfig, x: Tensor, mask: Tensor | None, memory: Tensor | None = None) -> Any:
+    """Makes the mask that a kernel takes of one over keys, (B, S), 0 for padding; None where nothing is masked.
+
+    Whether nothing is, only the mask's values tell. Eager attention isn't told, so that torch.func can transform it.
+    """
+    is_told = config._attn_implementation != "eager"
+    return create_bidirectional_mask(config, x, mask, memory, allow_is_bidirectional_skip=is_told)
+
+
 def cache_of_both(cache: Cache | None, use_cache: bool | None) -> EncoderDecoderCache | None:
     """Returns a cache of the target's keys and values and of the source's, or None if none is used."""
     if isinstance(cache, EncoderDecoderCache) or (cache is None and not use_cache):
@@ -163,7 +173,7 @@ class TargetsMixin:
             self.generation_config = paper
 
     def mask_of_left_padding(self, decoder_input_ids: Tensor | None, labels: Tensor | None) -> Tensor | None:
-        """Masks what stands before the first token of a target, (B, T); what stands behind the last, no token sees.
+        """Masks what stands before the first token of a target, (B, T); what stands after the last, no token sees.
 
         None where padding can't be told from the start token.
         """
@@ -187,7 +197,7 @@ class TargetsMixin:
         beam_indices: Tensor | None = None,
         normalize_logits: bool = False,
     ) -> Tensor:
-        """Returns the scores of generated tokens, (rows, steps), 0 behind the end of a beam, as transformers does.
+        """Returns the scores of generated tokens, (rows, steps), 0 after the end of a beam, as transformers does.
 
         transformers' own presumes that the target has `vocab_size` tokens.
         """

@@ -260,7 +260,13 @@ def top_accuracy(
 
 
 def by_source(sources: Sequence[Hashable], references: References) -> tuple[list[int], list[list[str]]]:
-    """Groups pairs by their source: the places of the first pair of each, and all references of each, once."""
+    """Groups pairs by their source: the places of the first pair of each, and all references of each, once.
+
+    Raises:
+        ValueError: The numbers of sources and references differ.
+    """
+    if len(sources) != len(references):
+        raise ValueError(f"{len(sources)} sources and {len(references)} references; give one or more for each")
     rows = [[own] if isinstance(own, str) else own for own in references]
     groups: dict[Hashable, list[int]] = {}
     for place, source in enumerate(sources):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, initialization
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
@@ -32,6 +32,7 @@ from .integration_vanilla_transformer import (
     check_inputs,
     kernel_and_mask,
     naming_ids,
+    padding_mask,
     tensor_parallel_plan,
     through_cache,
 )
@@ -51,12 +52,12 @@ def sinusoidal_table(length: int, d_model: int, encoding: str = "paper", first_p
     angles = positions / 10000**exponent  # (length, d_model / 2)
     pair = [angles.sin(), angles.cos()]
     table = torch.stack(pair, dim=-1).flatten(1) if encoding == "paper" else torch.cat(pair, dim=1)
-    # An odd width has one cosine less than sines; in tensor2tensor and fairseq a zero at the end.
+    # An odd width has one cosine fewer than sines; in tensor2tensor and fairseq a zero at the end.
     return F.pad(table, (0, max(d_model - table.shape[1], 0)))[:, :d_model].float()
 
 
 class SinusoidalPositions(nn.Module):
-    """A table of sinusoids, never saved, and not the limit; fairseq's begins after its padding index."""
+    """A table of sinusoids, never saved; longer texts get a longer one. fairseq's begins after its padding index."""
 
     def __init__(self, config: VanillaTransformerConfig) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class LearnedPositions(nn.Embedding):
 
 
 def positions_of(mask: Tensor | None, past_length: int | Tensor, x: Tensor) -> Tensor:
-    """Numbers the positions of x, (B, T, d_model), from 0 without padding, by the masks of the decoder: (1 or B, T)."""
+    """Numbers the positions of x, (B, T, d_model), from 0 without padding, by the mask of its own side: (1 or B, T)."""
     if mask is None:
         return (torch.arange(x.shape[1], device=x.device) + past_length)[None]
     if mask.ndim == 4:  # a position sees itself and all before it
@@ -214,14 +215,14 @@ class VanillaTransformerEncoderLayer(GradientCheckpointingLayer):
         super().__init__()
         residual = PreNormResidual if config.norm_position == "pre" else PostNormResidual
         self.self_attn = VanillaTransformerAttention(config, config.encoder_attention_heads, layer_idx)
-        self.self_attn_layer_norm = residual(config)
+        self.self_attn_layer_norm = residual(config)  # LayerNorm with dropout and the residual connection
         self.feed_forward = VanillaTransformerFeedForward(config, config.encoder_ffn_dim)
-        self.final_layer_norm = residual(config)
+        self.final_layer_norm = residual(config)  # of the feed-forward network
 
     def forward(self, x: Tensor, mask: Any, **kwargs: object) -> Tensor:
         """Maps (B, S, d_model) to the same shape."""
         x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, memory=None, mask=mask, **kwargs)[0])
-        return self.final_layer_norm(x, lambda x: self.feed_forward(x))  # accelerate moves modules in arguments
+        return self.final_layer_norm(x, lambda x: self.feed_forward(x))  # accelerate moves modules that are arguments
 
 
 class VanillaTransformerDecoderLayer(GradientCheckpointingLayer):
@@ -231,18 +232,18 @@ class VanillaTransformerDecoderLayer(GradientCheckpointingLayer):
         super().__init__()
         residual = PreNormResidual if config.norm_position == "pre" else PostNormResidual
         self.self_attn = VanillaTransformerAttention(config, config.decoder_attention_heads, layer_idx, causal=True)
-        self.self_attn_layer_norm = residual(config)
+        self.self_attn_layer_norm = residual(config)  # LayerNorm with dropout and the residual connection
         self.encoder_attn = VanillaTransformerAttention(config, config.decoder_attention_heads, layer_idx)
         self.encoder_attn_layer_norm = residual(config)
         self.feed_forward = VanillaTransformerFeedForward(config, config.decoder_ffn_dim)
-        self.final_layer_norm = residual(config)
+        self.final_layer_norm = residual(config)  # of the feed-forward network
 
     def forward(self, x: Tensor, memory: Tensor, mask: Any, cross: Any, **kwargs: object) -> Tensor:
         """Maps (B, T, d_model) to the same shape, looking at memory, (B, S, d_model)."""
         kwargs["cache"] = kwargs.pop("past_key_values", None)  # the name that gradient checkpointing looks for
         x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, memory=None, mask=mask, **kwargs)[0])
         x = self.encoder_attn_layer_norm(x, lambda x: self.encoder_attn(x, memory=memory, mask=cross, **kwargs)[0])
-        return self.final_layer_norm(x, lambda x: self.feed_forward(x))  # accelerate moves modules in arguments
+        return self.final_layer_norm(x, lambda x: self.feed_forward(x))  # accelerate moves modules that are arguments
 
 
 class VanillaTransformerPreTrainedModel(IntegratedModel):
@@ -263,6 +264,7 @@ class VanillaTransformerPreTrainedModel(IntegratedModel):
             initialization.zeros_(module.bias)
 
 
+# ---- 3.4 Embeddings, and 3.1 the stacks ----
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
     """The base of the two stacks: embeddings with positions, N layers, an optional last LayerNorm."""
 
@@ -313,8 +315,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         """Encodes the source into (B, S, d_model)."""
         padding = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
         x = self.embed(input_ids, inputs_embeds, padding)
-        skip = {"allow_is_bidirectional_skip": self.config._attn_implementation != "eager"}  # skipping reads the mask
-        mask = create_bidirectional_mask(self.config, x, attention_mask, **skip)
+        mask = padding_mask(self.config, x, attention_mask)
         for layer in self.layers:
             x = layer(x, mask=mask, **kwargs)
         return BaseModelOutput(last_hidden_state=self.layer_norm(x))
@@ -355,10 +356,9 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         cache = cache_of_both(past_key_values, use_cache)
         own = cache.self_attention_cache if cache is not None else None
         x = self.embed(input_ids, inputs_embeds, attention_mask, own)
-        skip = {"allow_is_bidirectional_skip": self.config._attn_implementation != "eager"}  # skipping reads the mask
-        # 3.2.3: a position doesn't see those behind it, and so predictions depend on known outputs alone.
+        # 3.2.3: a position doesn't see later ones, so that a prediction depends on known outputs alone.
         mask = create_causal_mask(self.config, x, attention_mask, own)
-        cross = create_bidirectional_mask(self.config, x, encoder_attention_mask, memory, **skip)
+        cross = padding_mask(self.config, x, encoder_attention_mask, memory)
         for layer in self.layers:
             x = layer(x, memory, mask=mask, cross=cross, past_key_values=cache, **kwargs)
         return DecoderOutput(last_hidden_state=self.layer_norm(x), past_key_values=cache)
@@ -417,11 +417,11 @@ class VanillaTransformerModel(SharedEmbeddings, VanillaTransformerPreTrainedMode
         )
 
 
-# ---- 3.4 Embeddings and softmax ----
+# ---- 5.4 Regularization: label smoothing ----
 def label_smoothed_cross_entropy(
     logits: Tensor, labels: Tensor, num_items_in_batch: Any = None, label_smoothing: float = 0.0, **kwargs: Any
 ) -> Tensor:
-    """Cross-entropy of (..., V) and labels, (...), with eps_ls spread over V (5.4): a mean over labels but for -100."""
+    """Cross-entropy of (..., V) and labels, (...), eps_ls spread over V (5.4): the mean over labels other than -100."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
     labels = labels.to(logits.device).flatten()
     loss = naming_ids(
@@ -434,6 +434,7 @@ def label_smoothed_cross_entropy(
     return loss / (items.to(loss.device).clamp(min=1) if isinstance(items, Tensor) else max(items, 1))
 
 
+# ---- 3.4 Softmax: the complete model ----
 class VanillaTransformerForConditionalGeneration(
     VanillaTransformerPreTrainedModel, DecodingMixin, TargetsMixin, GenerationMixin
 ):

@@ -73,7 +73,7 @@ class Plan:
         alignments: Whether the attention of new tokens to the source is returned.
         start: The token that the decoder begins with.
         ends: Tokens that end a hypothesis.
-        padding: The token that stands behind an end.
+        padding: The token that stands after an end.
         forced_begin: The first token, if it is forced.
         forced_end: Tokens of which one is the last at the limit, if that is forced.
         barred: Tokens that are never chosen (`suppress_tokens`).

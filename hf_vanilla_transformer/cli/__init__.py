@@ -99,11 +99,9 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.given = list(args or ())
-        parsed = super().parse_known_args(args, namespace)
-        if parsed[1] and (declare := self.get_default("declare")):  # options whose declaration takes long to import
+        if (declare := self.get_default("declare")) and self._unknown():  # declaring these options takes long imports
             declare(self)
-            parsed = super().parse_known_args(args, namespace)
-        return parsed
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required") and (unknown := self._unknown()):
@@ -136,7 +134,9 @@ class _Parser(argparse.ArgumentParser):
     def _suggestion(self, message: str) -> str:
         if choice := re.search(r"(?:COMMAND|KIND): invalid choice: '([^']*)'", message):
             return did_you_mean(choice[1], (*COMMANDS, *plot.KINDS))
-        options = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        refused = self.get_default("refused") or ()
+        actions = [action for action in self._actions if action.dest not in refused]
+        options = [option for action in actions for option in action.option_strings if option.startswith("--")]
         unknown = re.search(r"unrecognized arguments: .*?(--[\w-]+)", message)
         return did_you_mean(unknown[1], options) if unknown else ""
 

@@ -23,7 +23,7 @@ TRANSLATION = "translation"  # the Hub's name of the task
 TEXT2TEXT = "text2text-generation"  # other strings in and out; a tag, as the Hub has no such task any more
 TARGET_TOKENS = "target_tokens"  # in the Trainer's log
 POINTS_PER_CURVE = 10
-# The log's entries of other measures than BLEU -> their names.
+# Beside BLEU, which every curve has: entries of the Trainer's log -> names in a card.
 OTHER_SCORES = {"eval_exact_match": "exact match", "eval_wer": "WER", "eval_ser": "SER", "eval_cer": "CER"}
 # Saved facts that stay true when the weights change.
 BY_AUTHOR = ("title", "source_language", "target_language", "limits")

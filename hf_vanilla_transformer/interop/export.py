@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
     from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
-# Format -> the module with `write_FORMAT`; of the last, also stock's files.
+# Format -> the module with `write_FORMAT`.
 WRITERS = {
     "ctranslate2": "ctranslate2",
     "onnx": "onnx",
     "stock": "stock",
     "torch": "torch_nn",
-    "transformers_js": "transformers_js",
+    "transformers_js": "transformers_js",  # with stock's files
 }
 
 

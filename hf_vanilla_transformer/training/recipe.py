@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import os
 import re
 import textwrap
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -174,6 +175,7 @@ def _named(options: Mapping[Any, object], where: str = "") -> dict[str, object]:
 def _typed(name: str, value: Any) -> Any:
     """Returns a value of the type that an option has, read from text if it is text."""
     kinds = TYPES[name]
+    value = os.fspath(value) if isinstance(value, os.PathLike) else list(value) if isinstance(value, tuple) else value
     if isinstance(value, str):
         value = [value] if list in kinds else _from_text(value, kinds)
     elif isinstance(value, dict):

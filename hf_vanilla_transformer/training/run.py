@@ -118,8 +118,8 @@ class Run:
         _be_quiet()
         if self.resume:
             self.checkpoint = checkpoint_to_resume(self.output, self.args.max_steps)
-        elif self.main and not self._tokenizer_name:  # that of a run that stopped before its first update
-            shutil.rmtree(self.output / TOKENIZER, ignore_errors=True)
+        elif self.main and not self._tokenizer_name and (self.output / TOKENIZER).is_dir():
+            shutil.rmtree(self.output / TOKENIZER)  # that of a run that stopped before its first update
         trainer = self._trainer()
         counts = copy.deepcopy(vars(self.cleaning))
         preflight(trainer)
@@ -153,7 +153,7 @@ class Run:
         try:
             facts = run_facts(trainer, in_all)
             finish_run(trainer, facts, self.data, self.corpora, self.say, self.trust_remote_code)
-        except ValueError as error:
+        except (ValueError, OSError) as error:  # of the checkpoints or the data; a full disk, no connection to the Hub
             fix = "fix it, and give --resume to repeat what follows training"
             raise FinishError(f"the model is trained, but {first_line(error)}; {fix}") from error
 

@@ -65,7 +65,8 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        if self.args.dropout_warmup_steps:
+        warms_up = any(isinstance(one, DropoutWarmup) for one in self.callback_handler.callbacks)
+        if self.args.dropout_warmup_steps and not warms_up:
             self.add_callback(DropoutWarmup(self.args.dropout_warmup_steps))
         patience = self.args.early_stopping_patience
         if patience is not None and not self._early_stopping:

@@ -124,6 +124,8 @@ def evaluate(
         TypeError: Sources or references aren't lists of strings.
     """
     texts = texts_of("sources", sources)
+    if len(texts) != len(references):
+        raise ValueError(f"{len(texts)} sources and {len(references)} references; give one or more for each")
     translator = model if isinstance(model, Translator) else Translator(model, tokenizer=tokenizer)
     decoder, tokenizer = translator.decodes_with, translator.tokenizer
     how = {"tokenize": tokenize, "lowercase": lowercase}

@@ -90,6 +90,20 @@ def test_an_unknown_option_is_told_with_the_nearest(capsys, recipe, name):
     assert f"error: unrecognized arguments: {name[:-1]}; did you mean {name!r}?" in capsys.readouterr().err
 
 
+def test_options_that_train_refuses_are_not_suggested(capsys, recipe):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        train(recipe, "--bf16-eval")
+    assert "did you mean '--bf16'?" in capsys.readouterr().err
+
+
+def test_a_value_behind_an_equals_sign_may_have_spaces(capsys, tmp_path):
+    """Alone, without another option of recipes."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("train_source: [nowhere.en]\ntrain_target: [nowhere.de]\n")
+    assert cli.main(["train", "--config", str(recipe), f"--output-dir={tmp_path}/My Drive"]) == 2
+    assert "nowhere.en: no such file" in capsys.readouterr().err
+
+
 def test_a_wrong_value_on_the_command_line_is_told(capsys, recipe):
     assert "max_steps is 'many'; give an integer" in complaint(capsys, recipe, "--max-steps", "many")
     assert "fsdp isn't supported by `train`" in complaint(capsys, recipe, "--fsdp", "full_shard")

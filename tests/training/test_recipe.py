@@ -222,6 +222,13 @@ def test_wrong_overrides(recipe, overrides, message):
         recipe("seed: 1", *overrides)
 
 
+def test_overrides_in_python_may_be_paths_and_tuples():
+    data, _, training = parse_recipe(
+        [], {"output_dir": Path("run"), "train_source": ("a", "b"), "train_target": ["c", "d"]}
+    )
+    assert (training.output_dir, data.train_source) == ("run", ["a", "b"])
+
+
 def test_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(RecipeError, match=r"/none\.yaml can't be read \(No such file or directory\); give a YAML file"):
         parse_recipe([tmp_path / "none.yaml"])

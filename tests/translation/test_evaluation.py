@@ -5,7 +5,7 @@ from random_models import TEXTS, new_model
 
 from hf_vanilla_transformer import Translator, evaluate
 from hf_vanilla_transformer.data.symbols import train_tokenizer
-from hf_vanilla_transformer.metrics import measure, top_accuracy
+from hf_vanilla_transformer.metrics import by_source, measure, top_accuracy
 from hf_vanilla_transformer.translation.scoring import score_targets
 
 OPTIONS = {"num_beams": 2, "max_new_tokens": 5}
@@ -37,3 +37,10 @@ def test_a_wrong_measure_is_an_error_before_anything_is_translated(checkpoint):
     for options in ({"metrics": ["blue"]}, {"tokenize": "moses"}):
         with pytest.raises(ValueError, match=r"there is no measure 'blue'|unknown tokenize='moses'"):
             evaluate(Translator(checkpoint, "cpu"), TEXTS, REFERENCES, **options)
+
+
+def test_numbers_of_sources_and_references_are_compared_first():
+    with pytest.raises(ValueError, match="2 sources and 1 references"):
+        evaluate("nowhere", ["a", "b"], ["x"])
+    with pytest.raises(ValueError, match="2 sources and 3 references"):
+        by_source(["a", "b"], ["x", "y", "z"])
