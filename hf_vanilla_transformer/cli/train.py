@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _declare(parser: argparse.ArgumentParser) -> None:
     """Declares the options of recipes."""
     with loading():
-        from ..training.recipe import UNSUPPORTED, add_options
+        from ..training.options import UNSUPPORTED
+        from ..training.recipe import add_options
 
         add_options(parser)
         parser.set_defaults(refused=UNSUPPORTED)  # declared for a message of their own, and never suggested
