@@ -112,13 +112,14 @@ def load_ensemble(names: Sequence[str], arguments: argparse.Namespace) -> "Trans
     if other := next((one for one in loaded if one.backend != "engine"), None):
         raise UsageError(f"several models can't be averaged by the backend {other.backend}; give the models themselves")
     from ..translation.ensembles import ensemble
+    from ..translation.translator import Translator
 
     tokenizers = [one.tokenizer for one in loaded]
     try:
         averaged: Any = ensemble([one.model for one in loaded], tokenizers)
     except ValueError as error:
         raise UsageError(f"several models can't be averaged: {first_line(error)}") from error
-    return type(loaded[0])(averaged, tokenizer=tokenizers[0])
+    return Translator(averaged, tokenizer=tokenizers[0])
 
 
 # ---- Decoding ----

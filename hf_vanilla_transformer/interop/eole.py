@@ -35,7 +35,7 @@ NAMES: dict[str, str | float] = {
     ),
 }
 IGNORED = ("*.layer_scalar",)  # ones, and unused beside attention to a source
-# ConversionOptions of the model or of its stacks that have to have one of these values, if at all.
+# Options of the model or of its stacks that have to have one of these values, if at all.
 WANTED: dict[str, tuple[object, ...]] = {
     "architecture": ("transformer",),
     "layer_norm": ("standard",),
@@ -46,7 +46,7 @@ WANTED: dict[str, tuple[object, ...]] = {
     "normalize": (False,),
     "heads_kv": (None, 0),
 }
-# ConversionOptions that have to be off.
+# Options that have to be off.
 UNWANTED = (
     *("parallel_residual", "shared_layer_norm", "ffn_layernorm", "num_experts", "query_norm", "key_norm"),
     *("head_dim", "relative_positions_buckets", "sliding_window", "rope_config", "position_shift"),

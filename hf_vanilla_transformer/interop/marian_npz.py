@@ -27,7 +27,7 @@ OPTIONS_INSIDE = "special:model.yml"
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 NEVER = -10_000.0  # an output's bias: its probability is 0 in every type
 BETA = 0.0  # transformers' length penalty: marian-decoder's `normalize` is 0 unless it is given
-# ConversionOptions whose other values make another model; older files lack some, which then have the first.
+# Options whose other values make another model; older files lack some, which then have the first.
 WANTED: dict[str, tuple[object, ...]] = {
     "type": ("transformer",),
     "transformer-decoder-autoreg": ("self-attention",),
@@ -38,7 +38,7 @@ WANTED: dict[str, tuple[object, ...]] = {
     "transformer-ffn-activation": ("swish", "relu"),
     "right-left": (False,),
 }
-# ConversionOptions that have to be off.
+# Options that have to be off.
 UNWANTED = (
     *("transformer-no-projection", "transformer-no-bias", "transformer-no-affine", "transformer-pool", "ulr"),
     *("transformer-disable-position-embeddings", "transformer-tied-layers", "input-types", "lemma-dim-emb"),

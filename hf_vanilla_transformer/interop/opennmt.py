@@ -42,7 +42,7 @@ NAMES = {
         },
     ),
 }
-# ConversionOptions that the model has to have with one of these values, if at all.
+# Options that the model has to have with one of these values, if at all.
 WANTED: dict[str, tuple[object, ...]] = {
     "model_task": ("seq2seq",),
     "encoder_type": ("transformer",),
@@ -54,7 +54,7 @@ WANTED: dict[str, tuple[object, ...]] = {
     "pos_ffn_activation_fn": ("relu", "gelu"),
     "position_encoding": (True,),
 }
-# ConversionOptions that have to be off; others have tensors of their own.
+# Options that have to be off; others have tensors of their own.
 UNWANTED = ("max_relative_positions", "sliding_window", "parallel_residual")
 POSITION_ENCODINGS = {"SinusoidalInterleaved": "paper", "SinusoidalConcat": "tensor2tensor"}
 PAD, BOS, EOS = "<blank>", "<s>", "</s>"

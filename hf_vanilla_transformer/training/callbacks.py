@@ -57,7 +57,7 @@ class Console(TrainerCallback):
         if self.bar is None or "eval_perplexity" not in metrics:
             return
         line = f"update {state.global_step:,}, validation: perplexity {metrics['eval_perplexity']:.3f}"
-        scores = self.metrics.scores if f"eval_{self.metrics.measures[0]}" in metrics else {}
+        scores = self.metrics.scores if f"eval_{self.metrics.measures.names[0]}" in metrics else {}
         self._show(", ".join([line, *map(str, scores.values())]))
         for source, translation, reference in self.metrics.samples:
             self._show(f"  source:      {source}\n  translation: {translation}\n  reference:   {reference}")

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from ..data.corpora import lengths_of
-from ..data.symbols import default_measures, splits_into_symbols, symbol_splitter, unknown_ids
+from ..data.symbols import default_measures, unknown_ids
 from ..metrics import MEASURES, Score, corpus_bleu, measure, why_unmeasurable
+from ..translation.evaluation import Measures
 from .arguments import VanillaTransformerTrainingArguments
 
 NO_SYMBOL = "\ufffd"  # in a reference, for one that no translation can have
@@ -54,9 +55,8 @@ class TranslationMetrics:
             raise TypeError(
                 f"metrics has {shown}; pass functions f(translations, references), or some of {', '.join(MEASURES)}"
             )
-        self.tokenizer, self.tokenize, self.metrics = tokenizer, tokenize, functions
-        self.measures = names or default_measures(tokenizer)
-        self.symbols = symbol_splitter(tokenizer) if splits_into_symbols(tokenizer) else None
+        self.tokenizer, self.metrics = tokenizer, functions
+        self.measures = Measures.of(tokenizer, names, tokenize=tokenize)
         self.num_samples = num_samples
         self.samples: list[tuple[str, str, str]] = []
         self.scores: dict[str, Score] = {}
@@ -68,21 +68,22 @@ class TranslationMetrics:
         hypotheses, references = self._texts(predictions.predictions), self._references(predictions.label_ids)
         self.samples = self._samples(predictions.inputs, hypotheses, references)
         self.scores = measure(
-            self.measures,
+            self.measures.names,
             hypotheses,
             references,
-            sources=None if self.symbols is None else self._sources(predictions.inputs),
-            tokenize=self.tokenize,
-            symbols=self.symbols,
+            sources=None if self.measures.symbols is None else self._sources(predictions.inputs),
+            **self.measures.how,
         )
         others = {metric.__name__: float(metric(hypotheses, references)) for metric in self.metrics}
         return {name: score.value for name, score in self.scores.items()} | others
 
     def why_unmeasurable(self, rows: Iterable[Mapping[str, Any]]) -> str | None:
         """Returns why BLEU can't measure translations of tokenized rows, or None if it can."""
-        labels = [np.asarray([row["labels"]]) for row in rows if "labels" in row] if "bleu" in self.measures else []
-        references = [text for ids in labels for text in self._texts(ids)]
-        return why_unmeasurable(corpus_bleu(references, references, tokenize=self.tokenize)) if references else None
+        labels = (row["labels"] for row in rows if "labels" in row) if "bleu" in self.measures.names else ()
+        references = [text for ids in labels for text in self._texts(np.asarray([ids]))]
+        if not references:
+            return None
+        return why_unmeasurable(corpus_bleu(references, references, tokenize=self.measures.tokenize))
 
     def _samples(
         self, inputs: NDArray[np.int64] | None, hypotheses: list[str], references: list[str]
@@ -111,7 +112,7 @@ class TranslationMetrics:
         """The texts of labels; a symbol that the tokenizer doesn't know stays as one that no translation has."""
         texts = self._texts(labels)
         unknown = unknown_ids(self.tokenizer)[1]
-        if self.symbols is None or unknown is None:
+        if self.measures.symbols is None or unknown is None:
             return texts
         special = [number for number in self.tokenizer.all_special_ids if number != unknown]
         for place in np.flatnonzero((labels == unknown).any(axis=1)):

@@ -112,7 +112,6 @@ def _score(
         references,
         tokenizer=tokenizer,
         metrics=metrics.measures,
-        tokenize=metrics.tokenize,
         perplexity=False,
         progress_bar=False,
     )

@@ -51,7 +51,7 @@ class FinishError(RuntimeError):
 
 
 class Run:
-    """A training run in steps: `check`, then `run`, which is `prepare`, `train` and `finish`.
+    """A training run: call `check`, then `run`, which calls `prepare`, `train` and `finish` in turn.
 
     Its arguments, and the errors of its steps, are those of `training.train`.
     """
@@ -148,7 +148,7 @@ class Run:
         return seconds
 
     def finish(self, trainer: VanillaTransformerTrainer, seconds: float) -> None:
-        """Averages and scores what was trained in so many seconds, writes its card, and pushes it if asked to."""
+        """Averages the checkpoints, scores the model, writes its card and pushes it; training took `seconds`."""
         in_all = None if self.checkpoint else seconds  # the time up to the checkpoint isn't known
         try:
             facts = run_facts(trainer, in_all)

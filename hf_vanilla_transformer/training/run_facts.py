@@ -85,7 +85,7 @@ def _evaluation(trainer: Seq2SeqTrainer) -> Evaluation | None:
     step = state.best_global_step if is_best else state.global_step
     if not isinstance(metrics, TranslationMetrics) or not metrics.scores:
         return None
-    key = f"eval_{metrics.measures[0]}"
+    key = f"eval_{metrics.measures.names[0]}"
     measured = [entry["step"] for entry in state.log_history if key in entry]
     if not measured or measured[-1] != step:
         return None

@@ -114,8 +114,9 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
         if is_ours and isinstance(self.processing_class, PreTrainedTokenizerBase):
             tokenizer = copy.deepcopy(self.processing_class)
-            if getattr(tokenizer, "bpe_dropout", None):
-                tokenizer.bpe_dropout = None  # it would segment a text differently each time
+            pieces = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+            if getattr(pieces, "dropout", None):
+                pieces.dropout = None  # it would segment a text differently each time
             self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
 
     def check_beginning(self) -> None:

@@ -248,7 +248,7 @@ def _alignment(source: list[int], found: Hypothesis, name_source: Namer, name_ta
 
 
 def _num_tokens(row: list[int], plan: Plan) -> int:
-    """Counts what the model wrote in a row, which is filled up to the longest one's length."""
+    """Counts the tokens that the model generated in a row, without the padding after them."""
     if (end := next((place for place, token in enumerate(row, start=1) if token in plan.ends), None)) is not None:
         return end
     return max((place for place, token in enumerate(row, start=1) if token != plan.padding), default=0)

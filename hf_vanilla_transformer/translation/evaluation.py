@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from ..data.symbols import default_measures, splits_into_symbols, symbol_splitter
+from ..data.symbols import default_measures, symbol_splitter
 from ..metrics import References, Score, Splitter, by_source, measure, top_accuracy
 from .backend import Backend
 from .decoding import decode, texts_of
@@ -19,7 +19,6 @@ from .translator import Translator
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-LANGUAGES = ("src_lang", "tgt_lang", "source_prefix")
 TOP = (1, 3, 5, 10, 20, 50)  # of n-best lists
 
 
@@ -48,8 +47,8 @@ class Measures:
             names: Of `metrics.MEASURES`.
             **options: `tokenize` and `lowercase`.
         """
-        symbols = symbol_splitter(tokenizer) if splits_into_symbols(tokenizer) else None
-        return cls(tuple(names) or tuple(default_measures(tokenizer)), symbols=symbols, **options)
+        measures = tuple(names) or tuple(default_measures(tokenizer))
+        return cls(measures, symbols=symbol_splitter(tokenizer), **options)
 
     @property
     def how(self) -> dict[str, Any]:
@@ -141,7 +140,7 @@ def evaluate(
                 tokenizer,
                 texts,
                 [one if isinstance(one, str) else one[0] for one in references],
-                **{name: options[name] for name in LANGUAGES},
+                **{name: options[name] for name in translator._languages},
                 batch_size=options.get("batch_size"),
                 max_tokens=options.get("max_source_tokens"),
                 progress=progress.update,

@@ -5,7 +5,7 @@ import torch
 import yaml
 from datasets import IterableDataset
 from small_runs import recipe_in
-from test_training import losses, other_trainer, rows, trainer_of, without_dropout
+from test_training import assert_resuming_is_bitwise, losses, other_trainer, rows, trainer_of, without_dropout
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -80,12 +80,7 @@ def test_evaluations_see_the_plain_model(tiny_checkpoint, tmp_path):
 @pytest.mark.parametrize("options", [{}, RDROP, {"gradient_accumulation_steps": 2}], ids=str)
 def test_resuming_is_bitwise(tiny_checkpoint, tmp_path, options):
     settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5, "packed": True, **options}
-    straight = trainer_of(tiny_checkpoint, tmp_path, **settings)
-    straight.train()
-    resumed = trainer_of(tiny_checkpoint, tmp_path, **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    for name, value in straight.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], value), name
+    assert_resuming_is_bitwise(lambda: trainer_of(tiny_checkpoint, tmp_path, **settings), tmp_path / "checkpoint-2")
 
 
 def test_two_batches_accumulate_to_one(tiny_checkpoint, tmp_path):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from small_runs import recipe_in
-from test_training import rows
+from test_training import assert_resuming_is_bitwise, rows
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -139,12 +139,7 @@ def test_evaluations_and_the_model_are_as_without(tiny_checkpoint, tmp_path):
 
 def test_resuming_is_bitwise(tiny_checkpoint, tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 2, "ema_decay": 0.6, "max_steps": 5, "dropout": 0.3, **RDROP}
-    straight = trainer_of(tiny_checkpoint, tmp_path, **settings)
-    straight.train()
-    resumed = trainer_of(tiny_checkpoint, tmp_path, **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    for name, value in straight.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], value), name
+    assert_resuming_is_bitwise(lambda: trainer_of(tiny_checkpoint, tmp_path, **settings), tmp_path / "checkpoint-2")
 
 
 @pytest.mark.parametrize(("file", "option"), [("ema.pt", "ema_decay"), ("scaler.pt", "fp16"), ("optimizer.pt", None)])

@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from transformers import (
 )
 
 from hf_vanilla_transformer import engine
+from hf_vanilla_transformer.checkpoints.loading import tokenizer_fingerprint
 from hf_vanilla_transformer.engine import memory
 from hf_vanilla_transformer.metrics import exact_match
 from hf_vanilla_transformer.training import trainer as training
@@ -73,6 +75,16 @@ def trainer_of(checkpoint: Path, folder: Path, **options) -> VanillaTransformerT
         data_collator=DataCollatorForSeq2Seq(tokenizer),
         **{"train_dataset": rows(tokenizer), **others},
     )
+
+
+def assert_resuming_is_bitwise(new_trainer: Callable[[], Seq2SeqTrainer], checkpoint: Path) -> None:
+    """A run that resumes from a checkpoint of another ends with the same weights."""
+    straight = new_trainer()
+    straight.train()
+    resumed = new_trainer()
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    for name, value in straight.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], value), name
 
 
 def losses(trainer: Seq2SeqTrainer) -> list[float]:
@@ -296,6 +308,15 @@ def test_the_trainers_own_count_of_tokens_is_left_to_it(tiny_checkpoint, tmp_pat
         assert resumed.state.num_input_tokens_seen == trainer.state.num_input_tokens_seen
         resumed.train()  # from the beginning, with the same trainer
         assert resumed.target_tokens == trainer.target_tokens
+
+
+def test_the_fingerprint_is_that_of_the_tokenizer_without_dropout(tiny_checkpoint, tmp_path):
+    trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=1)
+    expected = tokenizer_fingerprint(trainer.processing_class)
+    trainer.processing_class.backend_tokenizer.model.dropout = 0.9
+    trainer.train()
+    assert trainer.model.config.tokenizer_fingerprint == expected
+    assert trainer.processing_class.backend_tokenizer.model.dropout == pytest.approx(0.9)
 
 
 def test_a_resumed_run_counts_its_speed_from_where_it_goes_on(tiny_checkpoint, tmp_path, monkeypatch):
