@@ -114,7 +114,7 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
         if is_ours and isinstance(self.processing_class, PreTrainedTokenizerBase):
             tokenizer = copy.deepcopy(self.processing_class)
-            pieces = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+            pieces: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
             if getattr(pieces, "dropout", None):
                 pieces.dropout = None  # it would segment a text differently each time
             self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
