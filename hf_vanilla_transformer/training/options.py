@@ -130,7 +130,7 @@ def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any
     available = get_available_reporting_integrations()
     missing = [name for name in args.report_to if name not in available]
     problems = {
-        "num_train_epochs and max_steps are both given; leave one of the two out, or give max_steps -1": (
+        "num_train_epochs and max_steps are both given; set num_train_epochs to 0, or max_steps to -1": (
             args.num_train_epochs > 0 and given.get("max_steps", -1) != -1
         ),
         "a stream has no epochs that could be counted; give max_steps with streaming": (
