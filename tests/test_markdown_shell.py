@@ -30,7 +30,7 @@ REASONS = {
     "network": 7,  # it downloads packages, data or models, or sends something
     "docker": 1,
     "machines": 2,  # several GPUs or machines
-    "hours": 2,  # it measures, or trains for a given time
+    "hours": 4,  # it measures, needs a GPU, or trains for a given time
     "elsewhere": 3,  # the demo, the service and Marian's files, which other tests run
 }
 # Added to `vanilla-transformer train` and to the same command under torchrun: a model of 40 wide, whose heads may be 5
