@@ -188,11 +188,12 @@ def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any
         "lr_scheduler_type reduce_lr_on_plateau and greedy aren't supported by `train`; choose another": (
             args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
         ),
-        "lr_scheduler_type constant has no warm-up; leave warmup_steps out, or choose constant_with_warmup": (
+        "lr_scheduler_type constant has no warm-up; set warmup_steps to null, or choose constant_with_warmup": (
             args.lr_scheduler_type == "constant" and bool(given.get("warmup_steps"))
         ),
-        f"optim_args has no effect on {optim}; leave it out (adam_beta1, adam_beta2, adam_epsilon and weight_decay are "
-        "options of their own)": bool(args.optim_args) and optim in WITHOUT_ARGUMENTS,
+        f"optim_args has no effect on {optim}; leave it out (Adam's are adam_beta1, adam_beta2, adam_epsilon)": (
+            bool(args.optim_args) and optim in WITHOUT_ARGUMENTS
+        ),
         "the paper's learning rate depends on the warm-up; give warmup_steps 1 or more, or learning_rate": (
             not args.warmup_steps and args.learning_rate is None
         ),

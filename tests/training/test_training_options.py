@@ -241,7 +241,10 @@ def test_options_that_are_not_supported(refusal, options, suggestion):
         ({"max_steps": -1}, "max_steps is -1; give num_train_epochs"),
         ({"max_steps": -1, "num_train_epochs": 1, "streaming": True}, "a stream has no epochs that could be counted"),
         ({"warmup_steps": 0}, "the paper's learning rate depends on the warm-up; give warmup_steps 1 or more"),
-        ({"lr_scheduler_type": "constant"}, "constant has no warm-up; leave warmup_steps out, or choose constant_with"),
+        (
+            {"lr_scheduler_type": "constant"},
+            "constant has no warm-up; set warmup_steps to null, or choose constant_with",
+        ),
         ({"optim_args": "eps=1e-3"}, "optim_args has no effect on adamw_torch"),
         ({"optim": "adafactor", "optim_args": "a=1"}, "optim_args has no effect on adafactor; leave it out"),
         ({"streaming": True, "per_device_train_batch_tokens": 0}, "streaming shuffles sentences only for batches"),
