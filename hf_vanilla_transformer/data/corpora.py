@@ -54,23 +54,26 @@ class Cleaning:
     left_out: Counter[str] = field(default_factory=Counter)
     kept: int = 0
 
-    def keeps(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def keeps(
+        self, source: NDArray[np.int64], target: NDArray[np.int64], empty: tuple[int, int] = (1, 1)
+    ) -> NDArray[np.bool_]:
         """Decides which pairs to keep, and counts them.
 
         Args:
-            source: Tokens of each source with its end of sentence, (N,): an empty text has 1.
+            source: Tokens of each source, special ones included, (N,).
             target: Tokens of each target, likewise, (N,).
+            empty: Tokens of an empty source and of an empty target: the end of sentence, for most tokenizers.
 
         Returns:
             Whether each pair is kept, (N,).
         """
         longer, shorter = np.maximum(source, target), np.minimum(source, target)
-        ratio = np.inf if self.max_length_ratio is None else self.max_length_ratio
         reasons = {
-            "an empty side": shorter <= 1,
+            "an empty side": (source <= empty[0]) | (target <= empty[1]),
             f"more than {self.max_length} tokens": longer > self.max_length,
-            f"a length ratio above {self.max_length_ratio}": longer > ratio * shorter,
         }
+        if self.max_length_ratio is not None:
+            reasons[f"a length ratio above {self.max_length_ratio}"] = longer > self.max_length_ratio * shorter
         stays = np.ones(len(source), dtype=bool)
         for reason, applies in reasons.items():
             if count := int((stays & applies).sum()):
@@ -169,10 +172,13 @@ def tokenize(
         encoded = tokenizer(sources, text_target=targets, verbose=False)
         return {"input_ids": encoded["input_ids"], "labels": encoded["labels"]}
 
+    nothing = encode({"source": [""], "target": [""]})
+    empty = len(nothing["input_ids"][0]), len(nothing["labels"][0])
+
     def encode_and_clean(batch: Mapping[str, list[str]]) -> dict[str, list[list[int]]]:
         columns, before = encode(batch), cleaning.seen
         source, target = (np.array([len(ids) for ids in columns[name]]) for name in ("input_ids", "labels"))
-        stays = cleaning.keeps(source, target)
+        stays = cleaning.keeps(source, target, empty)
         if cleaning.seen // PAIRS_PER_REPORT > before // PAIRS_PER_REPORT:
             logger.warning("Training data, as far as this process has read the stream: %s", cleaning)
         return {name: [ids for ids, keep in zip(rows, stays, strict=True) if keep] for name, rows in columns.items()}
@@ -186,7 +192,7 @@ def tokenize(
         new_fingerprint=_fingerprint(pairs, tokenizer),
         desc="Tokenizing",
     )
-    stays = cleaning.keeps(lengths_of(encoded, "input_ids"), lengths_of(encoded, "labels"))
+    stays = cleaning.keeps(lengths_of(encoded, "input_ids"), lengths_of(encoded, "labels"), empty)
     if not stays.any():
         raise CorpusError(f"no sentence pair is left of {len(pairs):,}: {cleaning}")
     return encoded if stays.all() else encoded.select(np.flatnonzero(stays))
@@ -259,6 +265,9 @@ def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool)
     arguments = {"sources": sources, "columns": columns}
     if streaming:
         return IterableDataset.from_generator(_read_sources, gen_kwargs=arguments)
+    for paths in sources:
+        if len(paths) == 1:  # an earlier version may have cached it with columns that it doesn't name
+            next(read_table(paths[0], columns), None)
     # datasets' cache key: the content and how it is read, wherever the files are.
     fingerprint = Hasher.hash((columns, [[(table_format(path), _digest(path)) for path in paths] for paths in sources]))
     try:

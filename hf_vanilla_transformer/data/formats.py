@@ -35,6 +35,7 @@ OTHER_FORMATS = {
     (b"<?xml", b"<tmx", b"<srcset", b"<refset"): "XML, not a sentence per line; extract its sentences (TMX: to .tsv)",
 }
 LONGEST_LINE = 2**24  # bytes; without an end, a line would fill the memory
+DEFAULT_COLUMNS = ("source", "target")
 
 Pair = dict[str, str]  # with the keys "source" and "target"
 
@@ -61,8 +62,8 @@ class Corpus:
     source: tuple[str, ...] = ()
     target: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
-    source_column: str = "source"
-    target_column: str = "target"
+    source_column: str = DEFAULT_COLUMNS[0]
+    target_column: str = DEFAULT_COLUMNS[1]
     feature_columns: tuple[str, ...] = ()
     configuration: str | None = None
     split: str = "train"

@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ..errors import first_line
-from .formats import LONGEST_LINE, CorpusError, Pair, read_lines, table_format
+from .formats import DEFAULT_COLUMNS, LONGEST_LINE, CorpusError, Pair, read_lines, table_format
 
 PAIRS_PER_BATCH = 1_000  # rows of Parquet in memory at a time
 csv.field_size_limit(LONGEST_LINE)  # Python's own limit would end a training at a row that is just too long
@@ -26,8 +26,8 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[Pair]:
 
     Args:
         path: The file; the end of its name says which format it has.
-        columns: The names of the source's and the target's column, and of those with features of the source. In a .tsv
-            without a header, numbers from 1 on.
+        columns: The names of the source's and the target's column, and of those with features of the source. Of a
+            .tsv without a header: `DEFAULT_COLUMNS`, or numbers from 1 on.
 
     Raises:
         CorpusError: As for `read_lines`, or a row can't be parsed or lacks a column.
@@ -40,7 +40,7 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[Pair]:
 
 
 def _rows_of_tsv(path: str, columns: Sequence[str]) -> Rows:
-    """Two columns without a header, numbered ones, or those that a header names; no quoting, so no text has a tab."""
+    """Source and target without a header, numbered columns, or a header's names; no quoting, so no text has a tab."""
     header: Sequence[str] = ()
     for number, line in enumerate(read_lines(path), start=1):
         cells = line.split("\t")
@@ -67,7 +67,13 @@ def _header(path: str, cells: list[str], columns: Sequence[str]) -> Sequence[str
         return [str(place) for place in range(1, len(cells) + 1)]
     if numbers:
         raise CorpusError(f"{path}: its first line names no columns; give all by number, not {', '.join(columns)}")
-    return columns
+    if tuple(columns) == DEFAULT_COLUMNS:
+        return columns
+    missing = next(column for column in columns if column not in cells)  # by position, sides could be exchanged
+    raise CorpusError(
+        f"{path}: column {missing!r} is missing; the first line has {', '.join(map(repr, cells))}; if these aren't "
+        "names, number the columns: source_column 1, target_column 2"
+    )
 
 
 def _rows_of_csv(path: str, columns: Sequence[str]) -> Rows:

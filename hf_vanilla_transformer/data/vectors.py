@@ -54,9 +54,13 @@ def use_vectors(
         The number of tokens that have got a vector.
     """
     tokens_of: dict[str, list[int]] = {}
-    separate = is_target and getattr(tokenizer, "separate_vocabs", False)
-    for token, id_ in (tokenizer.target_encoder if separate else tokenizer.get_vocab()).items():
-        tokens_of.setdefault(tokenizer.convert_tokens_to_string([token]).strip(), []).append(id_)
+    separate = getattr(tokenizer, "separate_vocabs", False)
+    for token, id_ in (tokenizer.target_encoder if separate and is_target else tokenizer.get_vocab()).items():
+        if separate and not is_target:  # convert_tokens_to_string spells the target's
+            word = tokenizer.decode([id_], use_source_tokenizer=True, clean_up_tokenization_spaces=False)
+        else:
+            word = tokenizer.convert_tokens_to_string([token])
+        tokens_of.setdefault(word.strip(), []).append(id_)
     found: set[int] = set()
     for word, vector in read_vectors(file, weight.shape[1]):
         for id_ in tokens_of.pop(word, ()):  # the first vector of a word counts

@@ -77,6 +77,7 @@ class TrainingFacts:
     schedule: str | None = None  # for instance "inverse sqrt, 4,000 updates of warm-up"
     batch_tokens: int | None = None  # the most tokens per update on either side, padding included, on all devices
     steps: int | None = None  # number of updates
+    best_step: int | None = None  # the update that the weights are of, if it isn't the last one
     target_tokens: int | str | None = None  # trained on in all; as text if the number is rounded
     dropout: float | None = None  # P_drop
     dropout_warmup_steps: int | None = None  # number of updates over which dropout rises from 0 to that
@@ -221,12 +222,14 @@ def with_what_was_said(facts: RunFacts, said: Mapping[str, Any]) -> RunFacts:
 def curve_of(log: Iterable[Mapping[str, Any]]) -> list[CurvePoint]:
     """Returns the learning curve in a Trainer's `log_history`, at most ten points of it, the last one among them.
 
-    Its evaluations are the points; without evaluations, the logged losses are.
+    Its evaluations are the points, of several after one update the first: later ones may be of the best model. Without
+    evaluations, the logged losses are.
     """
     steps: dict[int, dict[str, Any]] = {}
     for entry in log:
         if isinstance(entry.get("step"), int):
-            steps.setdefault(entry["step"], {}).update(entry)
+            known = steps.setdefault(entry["step"], {})
+            known.update({} if "eval_loss" in entry and "eval_loss" in known else entry)
     evaluated = [step for step, entry in steps.items() if "eval_loss" in entry]
     chosen = sorted(evaluated or [step for step, entry in steps.items() if "loss" in entry])
     if len(chosen) > POINTS_PER_CURVE:

@@ -55,6 +55,7 @@ LABELS = {
     "batch_tokens": "tokens per update, at most",
     "target_tokens": "target tokens in all",
     "steps": "updates",
+    "best_step": "update whose weights these are",
     "dropout_warmup_steps": "updates of warm-up of dropout",
     "bpe_dropout": "BPE-dropout",
     "ema_decay": "decay of the average of the weights",

@@ -48,6 +48,8 @@ def finish_run(
     said = said_by_author(run) | said_by_author(folder)  # averaging replaces the folder
     if averaged:
         average_checkpoints(averaged, folder, overwrite=True, trust_remote_code=trust_remote_code)
+        # The checkpoints' may be of an earlier start: a resumed run can change it.
+        trainer.model.generation_config.save_pretrained(folder)
         say(f"Averaged the last {len(averaged)} checkpoint{'s' if averaged[1:] else ''}: {folder}")
     tokenizer, model = load_checkpoint(folder, trust_remote_code=trust_remote_code)
     model = model.to(args.device)

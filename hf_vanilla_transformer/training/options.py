@@ -4,7 +4,7 @@ Nothing is read here; `preflight` checks what needs files, the Hub or the model.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -47,6 +47,8 @@ TIED = {  # which matrices are one
     "none": {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
 }
 LOSSES = ("loss", "perplexity")  # criteria that need no translations
+WITHOUT_ARGUMENTS = ("adamw_torch", "adamw_torch_fused", "adafactor")  # optimizers that ignore optim_args
+OF_ANY_MODEL = {"preset", "tokenizer_name_or_path", "model_name_or_path", "embeddings"}  # checked or documented
 
 Range = tuple[str, Callable[[float], bool]]  # what an error says, and whether it contains a value
 _POSITIVE: Range = ("more than 0", lambda value: 0 < value < math.inf)
@@ -108,6 +110,29 @@ def check_training(args: Any) -> None:
         raise ValueError(f"ema_decay and {other} choose the final model in two ways; leave one of the two out")
 
 
+def check_saved_model(places: Sequence[Mapping[str, object]], given: Mapping[str, object], model: Any) -> None:
+    """Checks that options of a new model aren't given together with `model_name_or_path`, which replaces them.
+
+    Those of another recipe are that recipe's model, which the saved one takes the place of.
+
+    Args:
+        places: The options of each recipe, and last those of the command line.
+        given: The options that are in force.
+        model: The ModelArguments.
+
+    Raises:
+        ValueError: They are in the same recipe, or on the command line.
+    """
+    saved, (*recipes, command_line) = "model_name_or_path", places
+    together = set().union(command_line, *(recipe for recipe in recipes if saved in recipe))
+    used = OF_ANY_MODEL | model.regularization().keys() | model.decoding().keys()
+    lost = [name for name in vars(model) if name in given and name in together - used]
+    if saved in given and lost:
+        raise ValueError(
+            f"{', '.join(lost)} would have no effect: {saved} has its own architecture and tokenizer; leave them out"
+        )
+
+
 def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any) -> None:
     """Checks options that depend on one another, where a run would ignore one, or fail late.
 
@@ -125,7 +150,7 @@ def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any
     chooses = args.save_strategy == "best" or args.load_best_model_at_end or args.early_stopping_patience is not None
     measured = [*LOSSES, *(MEASURES if args.predict_with_generate and not args.prediction_loss_only else ())]
     unknown = [name for name in args.metrics if name not in MEASURES]
-    metric = args.metric_for_best_model
+    metric, optim = args.metric_for_best_model, str(getattr(args.optim, "value", args.optim))
     last, kept = args.average_last, args.save_total_limit or math.inf
     available = get_available_reporting_integrations()
     missing = [name for name in args.report_to if name not in available]
@@ -162,6 +187,12 @@ def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any
         "batches of equally many sentences, or leave it out": by_tokens and "per_device_train_batch_size" in given,
         "lr_scheduler_type reduce_lr_on_plateau and greedy aren't supported by `train`; choose another": (
             args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+        ),
+        "lr_scheduler_type constant has no warm-up; set warmup_steps to null, or choose constant_with_warmup": (
+            args.lr_scheduler_type == "constant" and bool(given.get("warmup_steps"))
+        ),
+        f"optim_args has no effect on {optim}; leave it out (Adam's are adam_beta1, adam_beta2, adam_epsilon)": (
+            bool(args.optim_args) and optim in WITHOUT_ARGUMENTS
         ),
         "the paper's learning rate depends on the warm-up; give warmup_steps 1 or more, or learning_rate": (
             not args.warmup_steps and args.learning_rate is None

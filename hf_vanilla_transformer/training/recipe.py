@@ -15,7 +15,7 @@ import yaml
 
 from ..errors import did_you_mean
 from .arguments import Arguments, DataArguments, ModelArguments, RecipeError, VanillaTransformerTrainingArguments
-from .options import UNSUPPORTED, check_together
+from .options import UNSUPPORTED, check_saved_model, check_together
 
 RECIPES = Path(__file__).with_name("recipes")  # the package's; they have names
 NULL = ("null", "~", None)  # stand for an option's default
@@ -109,10 +109,8 @@ def parse_recipe(paths: Iterable[str | Path] = (), overrides: Mapping[str, objec
     Raises:
         RecipeError: A file is not a recipe, or an option is unknown, isn't supported or has a value of the wrong type.
     """
-    values: dict[str, object] = {}
-    for path in paths:
-        values |= _named(_read(Path(path)), f"{path}: ")
-    values |= _named(overrides or {})
+    places = [*(_named(_read(Path(path)), f"{path}: ") for path in paths), _named(overrides or {})]
+    values = {name: value for place in places for name, value in place.items()}
     given = {name: _typed(name, value) for name, value in values.items() if value not in NULL}
     data, model, training = ({name: given[name] for name in NAMES[part] if name in given} for part in PARTS.values())
     try:
@@ -121,6 +119,7 @@ def parse_recipe(paths: Iterable[str | Path] = (), overrides: Mapping[str, objec
             ModelArguments(**model),
             VanillaTransformerTrainingArguments(**{"output_dir": "", **training}),
         )
+        check_saved_model(places, given, arguments[1])
         check_together(given, *arguments)
     # transformers checks that options are compatible, with errors of many kinds
     except (ValueError, TypeError, ImportError, OSError, RuntimeError) as error:

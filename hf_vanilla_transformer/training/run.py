@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from ..checkpoints.completeness import step_of
 from ..checkpoints.loading import check_tokenizer, load_config, load_model, load_tokenizer
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.bpe_dropout import BPEDropout
 from ..data.corpora import Cleaning, read_corpus, resegment, rows_with, state_of, tokenize
 from ..data.formats import Corpus
@@ -275,6 +276,9 @@ class Run:
             model = load_model(name, dtype=torch.float32, trust_remote_code=self.trust_remote_code, **regularization)
             if self.model.tokenizer_name_or_path is None:
                 check_tokenizer(tokenizer, model.config, name)
+            is_ours = model.config.model_type == VanillaTransformerConfig.model_type
+            if self.model.gnmt_length_penalty is not None and not is_ours:
+                raise RecipeError(f"gnmt_length_penalty has no effect on a {type(model).__name__}; leave it out")
         else:
             config = self.model.config_for(tokenizer)
             model = VanillaTransformerForConditionalGeneration(config)

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTraine
 from ..data.symbols import splits_into_symbols
 from ..hub.facts import TEXT2TEXT, TRANSLATION, Evaluation, RunFacts, Sample, TrainingFacts, curve_of, local_name
 from .arguments import VanillaTransformerTrainingArguments
-from .evaluation import TranslationMetrics
 from .schedule import peak_learning_rate
 
 
@@ -21,7 +20,8 @@ def run_facts(trainer: Seq2SeqTrainer, seconds: float | None = None) -> RunFacts
     recipe = recipe_of(args, model, args.world_size)
     if trainer.has_own_optimizer:
         recipe = replace(recipe, optimizer=None, schedule=None, learning_rate=None)
-    evaluation = _evaluation(trainer)
+    step, last = _update_of_weights(trainer), trainer.state.global_step
+    scores, samples = trainer.validations.get(step, ({}, []))
     return RunFacts(
         name=trainer.hub_model_id or args.hub_model_id or local_name(args.output_dir or "model"),
         task=task_of(trainer),
@@ -30,15 +30,16 @@ def run_facts(trainer: Seq2SeqTrainer, seconds: float | None = None) -> RunFacts
         training_pairs=len(trainer.train_dataset) if isinstance(trainer.train_dataset, datasets.Dataset) else None,
         recipe=replace(
             recipe,
-            steps=trainer.state.global_step,
+            steps=last,
+            best_step=None if step == last else step,
             target_tokens=trainer.target_tokens or None,
             hardware=_hardware(args),
             seconds=seconds,
             software=f"torch {torch.__version__}, transformers {transformers.__version__}",
         ),
         curve=curve_of(trainer.state.log_history),
-        evaluations=[] if evaluation is None else [evaluation],
-        samples=[Sample(*sample) for sample in trainer.compute_metrics.samples] if evaluation else [],
+        evaluations=[Evaluation(dataset="validation set", scores=list(scores.values()))] if scores else [],
+        samples=[Sample(*sample) for sample in samples],
     )
 
 
@@ -55,10 +56,12 @@ def recipe_of(args: VanillaTransformerTrainingArguments, model: PreTrainedModel,
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)).replace("_", " ")
     is_share = 0 < args.warmup_steps < 1
     warmup = f"{args.warmup_steps:.0%} of the updates" if is_share else f"{args.warmup_steps:,.0f} updates"
+    if schedule != "constant":  # which ignores warmup_steps
+        schedule += f", {warmup} of warm-up"
     tokens = args.per_device_train_batch_tokens * args.gradient_accumulation_steps * processes
     return TrainingFacts(
         optimizer=_optimizer(args),
-        schedule=f"{schedule}, {warmup} of warm-up",
+        schedule=schedule,
         learning_rate=peak_learning_rate(args, model),
         batch_tokens=tokens or None,
         dropout=getattr(model.config, "dropout", None),
@@ -78,18 +81,11 @@ def _optimizer(args: VanillaTransformerTrainingArguments) -> str:
     return (adam if kind.startswith("adamw_torch") else kind) + decay
 
 
-def _evaluation(trainer: Seq2SeqTrainer) -> Evaluation | None:
-    """Returns the scores of the validation set, if the last evaluation measured the weights that the model has now."""
-    state, metrics = trainer.state, trainer.compute_metrics
-    is_best = trainer.args.load_best_model_at_end and state.best_global_step
-    step = state.best_global_step if is_best else state.global_step
-    if not isinstance(metrics, TranslationMetrics) or not metrics.scores:
-        return None
-    key = f"eval_{metrics.measures.names[0]}"
-    measured = [entry["step"] for entry in state.log_history if key in entry]
-    if not measured or measured[-1] != step:
-        return None
-    return Evaluation(dataset="validation set", scores=list(metrics.scores.values()))
+def _update_of_weights(trainer: Seq2SeqTrainer) -> int:
+    """Returns after which update the model had the weights that it has now: the last one, or the best one's."""
+    state = trainer.state
+    is_best = trainer.args.load_best_model_at_end and state.best_model_checkpoint and not trainer.is_in_train
+    return int((is_best and state.best_global_step) or state.global_step)
 
 
 def _hardware(args: VanillaTransformerTrainingArguments) -> str:

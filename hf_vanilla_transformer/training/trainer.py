@@ -35,6 +35,7 @@ from ..data.packing import ROW_TOKENS, PackedBatchSampler, PackingCollator
 from ..engine.training import paused_shortcuts, training_shortcuts
 from ..errors import CheckpointError, first_line
 from ..hub.facts import TARGET_TOKENS
+from ..metrics import Score
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import RecipeError, VanillaTransformerTrainingArguments
 from .callbacks import DropoutWarmup
@@ -157,6 +158,8 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         self._loss_of_update: Tensor | float = 0.0
         self._checked_update = 0
         self._failures = 0  # updates in a row whose loss or gradients were not finite
+        # Scores and samples of the validation set, the last ones after each number of updates.
+        self.validations: dict[int, tuple[dict[str, Score], list[tuple[str, str, str]]]] = {}
         for callback in self._early_stopping:
             callback.early_stopping_patience_counter = 0
 
@@ -441,6 +444,9 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
             output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss / tokens, 700.0))
         if self._since is not None:
             self._since += time.perf_counter() - began
+        metrics = self.compute_metrics
+        if isinstance(metrics, TranslationMetrics) and f"eval_{metrics.measures.names[0]}" in output.metrics:
+            self.validations[self.state.global_step] = (metrics.scores, metrics.samples)
         return output
 
     def prediction_step(

@@ -196,6 +196,10 @@ def test_the_model_is_saved_with_the_recipes_decoding(recipe, corpus, monkeypatc
     assert "beam 2, length penalty 1.5, searched further" in card
     assert train({**recipe, "num_beams": 3}, "--resume", "--max-steps", "6") == 0
     assert AutoModelForSeq2SeqLM.from_pretrained(corpus / "run").generation_config.num_beams == 3
+    assert train({**recipe, **decoding}, "--resume", "--max-steps", "6") == 0  # no checkpoint is saved with it
+    averaged = AutoModelForSeq2SeqLM.from_pretrained(corpus / "run" / "averaged-2").generation_config
+    assert {name: getattr(averaged, name) for name in decoding} == decoding
+    assert "beam 2, length penalty 1.5" in (corpus / "run" / "averaged-2" / "scores.json").read_text(encoding="utf-8")
 
 
 def test_bpe_dropout(capsys, recipe, corpus):

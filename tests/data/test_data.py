@@ -1,6 +1,7 @@
 """Corpora of every form give the same pairs, what is wrong with one is said with file and line, nothing is lost."""
 
 import bz2
+import copy
 import csv
 import gzip
 import io
@@ -28,6 +29,7 @@ from hf_vanilla_transformer.data.corpora import (
     tokenize,
 )
 from hf_vanilla_transformer.data.formats import read_lines
+from hf_vanilla_transformer.tokenization_dictionary import DictionaryTokenizer
 
 PAIRS = [
     ('A cat, a "dog".', "Eine Katze, ein „Hund“."),
@@ -445,6 +447,23 @@ def test_what_is_wrong_with_a_data_set_of_the_hub(write, on_hub, streaming):
     refuse(r"/null, row 2: column 'target' is empty \(null\)", name=on_hub.replace("hub", "null"))
 
 
+@pytest.mark.parametrize("first", ["English\tGerman\n", ""], ids=["header", "none"])
+def test_columns_of_other_names_are_not_taken_by_position(write, streaming, first):
+    """They could be the other way round."""
+    table = write("a.tsv", f"{first}I sleep\tich schlafe\n")
+    columns = {"source_column": "German", "target_column": "Englisch"}
+    message = r"/a.tsv: column '(German|Englisch)' is missing; the first line has '.*', '.*'; .* source_column 1"
+    refused(Corpus(tables=(table,), **columns), streaming, message)
+
+
+def test_columns_that_were_taken_by_position_are_refused_from_the_cache_too(write, monkeypatch):
+    corpus = Corpus(tables=(write("a.tsv", "I sleep\tich schlafe\n"),), source_column="de", target_column="en")
+    monkeypatch.setattr("hf_vanilla_transformer.data.tables._header", lambda path, cells, columns: columns)
+    assert read_corpus(corpus)["source"][0] == "I sleep"  # as version 0.2 has it
+    monkeypatch.undo()
+    refused(corpus, False, "column 'de' is missing; the first line has 'I sleep', 'ich schlafe'")
+
+
 # Cleaning
 
 
@@ -494,6 +513,25 @@ def test_cleaning_by_tokens(write, tokenizer, streaming):
     assert (dict(cleaning.left_out), cleaning.kept) == (expected, 1)
 
 
+WORDS = {"tokens": ["<unk>", "<pad>", "<s>", "</s>", "hello", "dog", "hallo", "Hund", "a"], "level": "words"}
+
+
+@pytest.mark.parametrize("control_tokens", ["none in sources", "both"])
+def test_empty_sides_of_any_tokenizer(write, tokenizer, streaming, control_tokens):
+    pairs = read_corpus(
+        Corpus((write("s", "hello\na dog\n\ndog\n"),), (write("t", "hallo\na Hund\nHund\n\n"),)), streaming
+    )
+    if control_tokens == "both":
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.add_bos_token = True
+    else:  # as OpenNMT-py's
+        names = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+        tokenizer = DictionaryTokenizer(segmentation={"source": WORDS, "target": WORDS}, source_eos=False, **names)
+    cleaning = Cleaning(max_length=1000)
+    assert len(list(tokenize(pairs, tokenizer, cleaning))) == 2
+    assert (cleaning.kept, dict(cleaning.left_out)) == (2, {"an empty side": 2})
+
+
 def test_nothing_is_left(write, tokenizer):
     pairs = read_corpus(Corpus(tables=(write("a.tsv", "a\tb\n\tc\n"),)))
     with pytest.raises(CorpusError, match=r"no sentence pair is left of 2: 0 pairs kept, 2 left out: 1 with an empty"):
@@ -522,12 +560,12 @@ def test_lengths_of_rows_that_were_selected_and_of_several_files(write, tokenize
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often a tokenizer was called."""
+    """How often a tokenizer was called with texts of a corpus."""
     calls = Counter()
     call = PreTrainedTokenizerFast.__call__
 
     def counted(self, *arguments, **options):
-        calls["all"] += 1
+        calls["all"] += arguments != ([""],)
         return call(self, *arguments, **options)
 
     monkeypatch.setattr(PreTrainedTokenizerFast, "__call__", counted)

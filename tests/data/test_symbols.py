@@ -185,6 +185,7 @@ def test_tables_have_features_and_numbered_columns(tmp_path):
         (columns | {"target_column": "4"}, "column '4' is missing"),
         ({}, "or number them: source_column 1"),
         ({"target_column": "2"}, "its first line names no columns; give all by number, not source, 2"),
+        ({"feature_columns": ("tag",)}, "column 'source' is missing; the first line has 'walk', 'walked', 'V;PST'"),
     ):
         with pytest.raises(CorpusError, match=message):
             read_corpus(Corpus(tables=(str(table),), **wrong))

@@ -305,4 +305,6 @@ def test_a_curve_has_ten_points_at_most_from_the_first_to_the_last():
     assert points[-1] == CurvePoint(1000, 7000, 0.0)
     evaluated = [{"step": n, "eval_loss": 1.0, "eval_perplexity": 2.7, "eval_bleu": 1.5} for n in (500, 1000)]
     assert curve_of([*log, *evaluated]) == [CurvePoint(500, 3500, 5.0, 2.7, 1.5), CurvePoint(1000, 7000, 0.0, 2.7, 1.5)]
+    of_the_best = {"step": 1000, "eval_loss": 0.9, "eval_perplexity": 2.5, "eval_bleu": 1.6}  # `evaluate()` at the end
+    assert curve_of([*log, *evaluated, of_the_best]) == curve_of([*log, *evaluated])
     assert curve_of([{"train_runtime": 1.0}, {"step": 3, "train_runtime": 1.0}]) == []

@@ -126,6 +126,29 @@ def test_the_command_line_overrides_the_file(recipe):
     assert training.lr_scheduler_kwargs == {"timescale": 2}
 
 
+SAVED = "model_name_or_path: saved"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "lost"),
+    [
+        (f"{SAVED}\nvocab_size: 300\npreset: tiny", [], "vocab_size"),
+        ("", ["--model-name-or-path", "saved", "--encoder-layers", "6", "--tokenizer", "words"], "tokenizer, enc.*"),
+        (SAVED, ["--tied", "none"], "tied"),
+        (f"{SAVED}\nd_model: 64", ["--d-model", "null"], None),
+        (f"{SAVED}\ndropout: 0.2\nnum_beams: 1", ["--tokenizer-name-or-path", "its"], None),
+        # The model of the recipe, which the saved one replaces.
+        ("vocab_size: 300\nd_model: 64", ["--model-name-or-path", "saved"], None),
+    ],
+)
+def test_options_of_a_new_model_beside_a_saved_one(recipe, text, words, lost):
+    if lost is None:
+        assert recipe(text or "seed: 1", *words)[1].model_name_or_path == "saved"
+        return
+    with pytest.raises(RecipeError, match=f"^{lost} would have no effect: model_name_or_path has its own"):
+        recipe(text or "seed: 1", *words)
+
+
 def test_the_command_line_alone():
     words = ["--train-data", "a.tsv", "b.tsv", "--dropout", "0", "--fp16=false", "--train-data=c.tsv"]
     data, model, training = parse_recipe([], options_of(words))

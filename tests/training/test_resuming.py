@@ -261,6 +261,11 @@ def test_a_model_in_half_precision_with_code_of_its_own_is_fine_tuned(train, rec
     saved = json.loads((checkpoint / "config.json").read_text()) | {"model_type": "own", "auto_map": own}
     (checkpoint / "config.json").write_text(json.dumps(saved))
     options = ("--model-name-or-path", checkpoint, "--learning-rate", "0.01", "--trust-remote-code")
+    refused = train(recipe, *options, "--gnmt-length-penalty", "1")
+    assert (refused.code, refused.error.endswith("gnmt_length_penalty has no effect on a OwnModel; leave it out")) == (
+        2,
+        True,
+    )
     for further in ((), ("--resume", "--max-steps", "6")):
         result = train(recipe, *options, *further)
         assert result.code == 0, result.err

@@ -198,6 +198,17 @@ def test_vectors_are_of_the_side(tmp_path):
         assert weight[ids[word]].tolist() == [value, value]
 
 
+@pytest.mark.parametrize("kinds", [["bpe", "words"], ["words", "bpe"]], ids="-".join)
+def test_vectors_are_of_words_as_their_side_spells_them(tmp_path, kinds):
+    """Byte-level BPE spells "ü" with other letters."""
+    pairs = [{"source": "für hund", "target": "über dog"}] * 5
+    tokenizer = train_tokenizer(pairs, kinds)
+    (tmp_path / "vectors").write_text("für 1 1\nhund 1 1\nüber 1 1\ndog 1 1\n", encoding="utf-8")
+    for is_target, vocabulary in ((False, tokenizer.get_vocab()), (True, tokenizer.target_encoder)):
+        weight = torch.zeros(len(vocabulary), 2)
+        assert use_vectors(str(tmp_path / "vectors"), tokenizer, weight, 1.0, is_target=is_target) >= 2
+
+
 def test_options_that_contradict_each_other_are_refused(tmp_path, capsys):
     recipe = recipe_in(tmp_path)
     files = ["--train-source", f"{tmp_path}/train.en", "--train-target", f"{tmp_path}/train.de"]

@@ -516,8 +516,11 @@ def test_evaluation_translates_and_keeps_the_best(tiny_checkpoint, tmp_path):
     assert len(perplexities) < 40  # a rate of 1 makes it worse, so patience ends the run
     assert trainer.state.best_metric == min(perplexities)
     assert {"eval_bleu", "eval_chrf"} <= trainer.state.log_history[-2].keys() | trainer.state.log_history[-3].keys()
-    steps = trainer.state.global_step
-    assert run_facts(trainer).evaluations == []  # the last evaluation was of other weights than the best
+    steps, best = trainer.state.global_step, trainer.state.best_global_step
+    trainer.create_model_card()
+    assert f"| update whose weights these are | {best} |\n" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    chrf = [entry["eval_chrf"] for entry in trainer.state.log_history if entry["step"] == best and "eval_chrf" in entry]
+    assert [one.scores[1].value for one in run_facts(trainer).evaluations] == chrf  # not those of the last weights
     trainer.train()
     assert trainer.state.global_step == steps  # and not at once, as patience had been used up
 
@@ -534,6 +537,10 @@ def test_the_cards_score_is_that_of_the_last_weights(tiny_checkpoint, tmp_path):
     bleu = trainer.evaluate()["eval_bleu"]
     assert [one.scores[0].value for one in run_facts(trainer).evaluations] == [bleu]
     assert len(run_facts(trainer).samples) == 3
+    before = run_facts(trainer)
+    trainer.predict(trainer.train_dataset.select(range(20)))
+    trainer.evaluate(trainer.train_dataset.select(range(20)), metric_key_prefix="other")
+    assert run_facts(trainer) == before  # other data isn't the validation set
 
 
 def test_weights_in_half_precision_are_no_beginning(tiny_checkpoint, tmp_path, monkeypatch):
@@ -566,6 +573,7 @@ def test_the_card_of_a_trainer(tiny_checkpoint, tmp_path):
     trainer = VanillaTransformerTrainer(model=trainer.model, args=trainer.args, optimizers=(own, None))
     recipe = run_facts(trainer).recipe
     assert (recipe.optimizer, recipe.learning_rate, recipe.schedule) == (None, None, None)
+    assert run_facts(trainer_of(tiny_checkpoint, tmp_path, lr_scheduler_type="constant")).recipe.schedule == "constant"
 
 
 def test_glibc_keeps_freed_memory():

@@ -231,8 +231,8 @@ def test_options_that_are_not_supported(refusal, options, suggestion):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_train_epochs": 3}, "num_train_epochs and max_steps are both given; leave one"),
-        ({"num_train_epochs": 3, "max_steps": 100_000}, "num_train_epochs and max_steps are both given; leave one"),
+        ({"num_train_epochs": 3}, "num_train_epochs and max_steps are both given; set num"),
+        ({"num_train_epochs": 3, "max_steps": 100_000}, "num_train_epochs and max_steps are both given; set num"),
         (
             {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2},
             "load_best_model_at_end and average_last choose the final model in two ways",
@@ -241,6 +241,12 @@ def test_options_that_are_not_supported(refusal, options, suggestion):
         ({"max_steps": -1}, "max_steps is -1; give num_train_epochs"),
         ({"max_steps": -1, "num_train_epochs": 1, "streaming": True}, "a stream has no epochs that could be counted"),
         ({"warmup_steps": 0}, "the paper's learning rate depends on the warm-up; give warmup_steps 1 or more"),
+        (
+            {"lr_scheduler_type": "constant"},
+            "constant has no warm-up; set warmup_steps to null, or choose constant_with",
+        ),
+        ({"optim_args": "eps=1e-3"}, "optim_args has no effect on adamw_torch"),
+        ({"optim": "adafactor", "optim_args": "a=1"}, "optim_args has no effect on adafactor; leave it out"),
         ({"streaming": True, "per_device_train_batch_tokens": 0}, "streaming shuffles sentences only for batches"),
         ({"early_stopping_patience": 2}, "early_stopping_patience, load_best_model_at_end"),
         ({"average_last": 3, "save_total_limit": 2}, "average_last is 3, but save_total_limit keeps 2 checkpoints"),
