@@ -265,9 +265,6 @@ def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool)
     arguments = {"sources": sources, "columns": columns}
     if streaming:
         return IterableDataset.from_generator(_read_sources, gen_kwargs=arguments)
-    for paths in sources:
-        if len(paths) == 1:  # an earlier version may have cached it with columns that it doesn't name
-            next(read_table(paths[0], columns), None)
     # datasets' cache key: the content and how it is read, wherever the files are.
     fingerprint = Hasher.hash((columns, [[(table_format(path), _digest(path)) for path in paths] for paths in sources]))
     try:
