@@ -85,7 +85,7 @@ def batcher_of(
     def translate(texts: list[str], n_best: int, source: str, target: str, linked: bool) -> list[list[Linked]]:
         options: dict[str, Any] = {**languages(source, target), "progress_bar": False}
         if n_best > 1:
-            options |= {"n_best": n_best, "num_beams": max(n_best, translator.plan().num_beams)}
+            options |= {"n_best": n_best, "num_beams": max(n_best, translator.plan(**options).num_beams)}
         return linked_rows(translator, texts, alignments=linked, **options)
 
     def divide(text: str, source: str) -> list[Piece]:

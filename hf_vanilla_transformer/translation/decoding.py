@@ -63,7 +63,6 @@ def decode(
     src_lang: str | None = None,
     tgt_lang: str | None = None,
     source_prefix: str | None = None,
-    target_lang: str | None = None,
     prefix: str | Sequence[str] | None = None,
     split_sentences: str | None = None,
     batch_size: int | None = None,
@@ -89,7 +88,6 @@ def decode(
         tgt_lang: The target language, as well, or that of an OPUS-MT model: "deu" or ">>deu<<". A sentence that begins
             with a code keeps it.
         source_prefix: What each source begins with, such as T5's "translate English to German: ".
-        target_lang: The former name of `tgt_lang`.
         prefix: What translations have to begin with: a string for all, or a list with one for each sentence. White
             space at its end doesn't count. It should end with a word: it is tokenized by itself, and the model
             continues with a new token.
@@ -130,13 +128,10 @@ def decode(
     check_number("batch_tokens", batch_tokens)
     check_number("max_source_tokens", max_source_tokens)
     check_splitting(split_sentences)
-    # None means the model's value; for this package's options, it means off.
-    kept = (*OPTIONS, *ENGINE_OPTIONS)
-    options = {name: value for name, value in options.items() if value is not None or name in kept}
     limit = source_limit(backend, max_source_tokens, tokenizer)
-    languages = {"src_lang": src_lang, "tgt_lang": tgt_lang or target_lang, "source_prefix": source_prefix}
+    languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "source_prefix": source_prefix}
     segments: list[Segment] = []
-    with set_languages(tokenizer, backend, options, texts, first, **languages) as (begin, options):
+    with set_languages(tokenizer, backend, _given(options), texts, first, **languages) as (begin, options):
         plan = backend.plan(options, n_best, alignments)
         prefixes = _prefix_tokens(plan, tokenizer, prefix, len(texts))
         for place in range(0, len(texts), TEXTS_AT_ONCE):
@@ -166,6 +161,29 @@ def decode(
         alone = [replace(one, text=parts[0][0] + one.text + end) for one in parts[0][1]]
         results[text] = alone if len(parts) == 1 else [_joined(parts, end)]
     return results
+
+
+def plan_of(
+    backend: Backend,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    n_best: int | None = None,
+    alignments: bool = False,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
+    source_prefix: str | None = None,
+    **options: Any,
+) -> Plan:
+    """Resolves how a call of `decode` decodes; arguments and errors are those of `decode`."""
+    languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "source_prefix": source_prefix}
+    with set_languages(tokenizer, backend, _given(options), (), **languages) as (_, options):
+        return backend.plan(options, n_best, alignments)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns options without those that are None: the model's value counts; for this package's own, None is off."""
+    kept = (*OPTIONS, *ENGINE_OPTIONS)
+    return {name: value for name, value in options.items() if value is not None or name in kept}
 
 
 def _search(backend: Backend, job: DecodingJob, wanted: list[int]) -> Iterator[Found]:

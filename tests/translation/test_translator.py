@@ -562,11 +562,11 @@ def test_the_command_translates_paragraphs_and_into_a_language(many, checkpoint,
     monkeypatch.setattr("hf_vanilla_transformer.cli.translate.load_translator", lambda *arguments, **options: many)
     command = ["translate", "--model", checkpoint, "--max-new-tokens", 6]
     expected = many(">>fra<< A man is riding.", **FEW).replace("\n", " ") + "\n"
-    assert vanilla_transformer(*command, "--target-lang", "fra", "A man is riding.")[:2] == (0, expected)
+    assert vanilla_transformer(*command, "--tgt-lang", "fra", "A man is riding.")[:2] == (0, expected)
     code, _, error = vanilla_transformer(*command, "A man is riding.")
     assert (code, "doesn't say which; give tgt_lang" in error) == (2, True)
     if reading.sentencex is not None:
         two = "A man is riding. Who is the boy?"
         expected = many(two, tgt_lang="fra", split_sentences="en", **FEW) + "\n"
-        command += ["--target-lang", "fra", "--split-sentences", "en"]
+        command += ["--tgt-lang", "fra", "--split-sentences", "en"]
         assert vanilla_transformer(*command, two)[:2] == (0, expected)
