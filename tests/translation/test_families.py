@@ -1,7 +1,9 @@
 """Models of several languages, of families that transformers has."""
 
 import asyncio
+import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -221,7 +223,7 @@ def test_alternatives_of_the_service_are_searched_as_the_task_says(folders):
     assert [[one.text for one in row] for row in rows] == [[one.text for one in row] for row in wanted]
 
 
-def test_the_command(folders, vanilla_transformer, tmp_path):
+def test_the_command(folders, vanilla_transformer, tmp_path, monkeypatch):
     lines = tmp_path / "in.txt"
     lines.write_text("\n".join(SOURCES) + "\n", encoding="utf-8")
     command = ("translate", "--model", folders["nllb"], "--input", lines, "--num-beams", 2, "--max-new-tokens", 12)
@@ -231,6 +233,11 @@ def test_the_command(folders, vanilla_transformer, tmp_path):
     code, _, errors = vanilla_transformer(*command)
     assert code == 2
     assert "the model has several languages: give tgt_lang" in errors
+    command = ("evaluate", "--model", folders["t5"], "--source", lines, "--reference", lines, "--json", "figures.json")
+    monkeypatch.chdir(tmp_path)
+    assert vanilla_transformer(*command, "--src-lang", "en", "--tgt-lang", "de")[0] == 0
+    settings = json.loads(Path("figures.json").read_text(encoding="utf-8"))["results"][0]["decoding"]
+    assert (settings["num_beams"], settings["max_length"]) == (3, 15)
 
 
 def test_codes_of_opus_mt_count_in_scores(tmp_path):
