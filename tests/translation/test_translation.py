@@ -12,6 +12,7 @@ from test_generation import gnmt_divisor, reference_beam_search
 from transformers import GenerationConfig
 from transformers.utils import ModelOutput
 
+from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine.decoding.module import Module
 from hf_vanilla_transformer.engine.decoding.packed import Packed
 from hf_vanilla_transformer.engine.decoding.prepared import Averaged
@@ -197,6 +198,23 @@ def test_likelihood_of_an_ensemble_is_of_the_mean_probabilities(model, other, to
         mean = (first + second) / 2
         expected -= mean[torch.arange(len(labels)), labels].log().sum().item()
     assert likelihood.negative_log_probability == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_in_8_bits_the_likelihood_is_that_of_the_search(tokenizer, count):
+    members = [new_model(len(tokenizer), seed=seed, end=9.0, d_model=64) for seed in (2, 3)][:count]  # which end soon
+    backend = ensemble(members, [tokenizer] * count)
+    for one in members:
+        engine.attach(one, "int8")
+    sums = {"gnmt_length_penalty": None, "length_penalty": 0.0}  # scores are sums of log-probabilities
+    lists = decode(backend, tokenizer, TEXTS, n_best=3, alignments=True, max_extra_length=9, **sums)
+    rows = [one for row in lists for one in row if one.alignment is not None]
+    pairs = [[list(ids) for ids in (one.alignment.source_ids, one.alignment.target_ids)] for one in rows]
+    scores = [one.score for one in rows]
+    assert backend.log_probabilities(*zip(*pairs, strict=True)) == pytest.approx(scores, rel=1e-4)
+    for one in members:
+        engine.detach(one)
+    assert backend.log_probabilities(*zip(*pairs, strict=True)) != pytest.approx(scores, rel=1e-3)
 
 
 # ---- Ensembles ----
