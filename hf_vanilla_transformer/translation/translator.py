@@ -64,7 +64,8 @@ class Translator:
         device: Where it translates; None: CUDA if it is available, else the CPU; a model that is given stays where it
             is, unless a device is named.
         compute_type: As for `engine.attach`: "default" computes in the type of the weights, "int8" with weights of 8
-            bits, on a CPU. The backend "ctranslate2" has types of its own.
+            bits, on a CPU. The backend "ctranslate2" has types of its own. An ensemble's members have theirs, and a
+            device.
         threads: Number of PyTorch's threads, for the complete process; None: unchanged. With the backend "ctranslate2",
             those of this translator; None: as many as PyTorch has.
         backend: "engine" or "ctranslate2". The latter needs the package of that name and decodes as in

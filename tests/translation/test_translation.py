@@ -21,6 +21,7 @@ from hf_vanilla_transformer.translation.backend import Translation, batches
 from hf_vanilla_transformer.translation.decoding import decode, translate
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
+from hf_vanilla_transformer.translation.translator import Translator
 
 GREEDY = {"num_beams": 1, "early_stopping": False}
 
@@ -287,6 +288,17 @@ def test_members_of_different_vocabularies_are_refused(model, tokenizer):
     start = new_model(len(tokenizer), seed=0, end=0.0, decoder_start_token_id=0)
     with pytest.raises(ValueError, match="model 2 has decoder_start_token_id=0 and model 1 decoder_start_token_id=1; "):
         ensemble([model, start], [tokenizer, tokenizer])
+
+
+@pytest.mark.parametrize("option", [{"device": "cpu"}, {"compute_type": "int8"}])
+def test_a_translator_of_an_ensemble_takes_what_it_can_apply(model, other, tokenizer, monkeypatch, option):
+    set_to = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    both = ensemble([model, other], [tokenizer, tokenizer])
+    Translator(both, tokenizer=tokenizer, threads=3)
+    assert set_to == [3]
+    with pytest.raises(ValueError, match="device and compute_type are those of an ensemble's members; load them so"):
+        Translator(both, tokenizer=tokenizer, **option)
 
 
 @pytest.mark.parametrize(

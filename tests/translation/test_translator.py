@@ -121,7 +121,10 @@ def test_alignments_are_generates_own(translator, options):
         tokens = output.sequences[0, 1 : 1 + row.num_tokens]
         assert list(row.alignment.target) == translator.tokenizer.convert_ids_to_tokens(tokens)
         row.alignment.weights.mul_(2.0)  # which torch refuses outside, if it was made in inference mode
+    again = translator(TEXTS[0], output_alignments=True, **SHORT, **options)
+    assert (again, again.alignment.source_ids) == (rows[0], rows[0].alignment.source_ids)
     best = translator(TEXTS[0], alignments=True, n_best=2, num_beams=2, **SHORT)
+    assert translator(TEXTS[0], num_return_sequences=2, num_beams=2, **SHORT) == best
     assert [one.alignment.weights.shape[0] for one in best] == [one.num_tokens for one in best]
 
 
