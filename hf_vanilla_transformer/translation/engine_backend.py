@@ -209,7 +209,9 @@ class EngineBackend(Backend):
                 if (rounded := _rounded(model)) is not None:
                     mask = inputs["attention_mask"]
                     decoder = rounded.decoder(rounded.encode(inputs["input_ids"], mask), mask, Plan())
-                    logits = torch.stack([decoder.step(ids) for ids in shift(labels).unbind(dim=1)], dim=1)
+                    logits = torch.stack(
+                        [decoder.step(ids) for ids in target["decoder_input_ids"].unbind(dim=1)], dim=1
+                    )
                 else:
                     logits = model(**inputs, **target, use_cache=False).logits.float()
                 losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")

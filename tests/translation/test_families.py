@@ -3,10 +3,12 @@
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import normalizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, pipeline
 
 from hf_vanilla_transformer import Translator, evaluate
@@ -175,6 +177,24 @@ def test_the_prefix_and_settings_of_a_task(folders, opened, caplog):
         translator("A man.", src_lang="en", tgt_lang="fr")
 
 
+@pytest.mark.parametrize("options", [{"source_prefix": "translate it: "}, {"src_lang": "en", "tgt_lang": "de"}])
+def test_nothing_is_translated_from_the_bare_prefix(folders, options):
+    translator = Translator(folders["t5"], **options)
+    assert translator("it\u2603", unknown="ignore") == translator("it") != ""
+    assert translator(["\u2603", " \u2603\u2603"], unknown="ignore") == ["", ""]
+    translator.tokenizer.backend_tokenizer.normalizer = normalizers.Nmt()  # as SentencePiece drops invisible characters
+    assert translator(["\u200b", "\ufeff \u200b"]) == ["", ""]
+
+
+def test_lines_of_which_nothing_is_left_stay_lines(folders):
+    pytest.importorskip("sentencex")
+    translator = partial(Translator(folders["m2m100"], src_lang="en", tgt_lang="de"), max_new_tokens=3)
+    one = translator("hello")
+    for text, unknown in (("hello\n\u200b\n\thello", "keep"), ("hello\n\u2603\n\thello", "ignore")):
+        assert translator(text, split_sentences="en", unknown=unknown) == f"{one}\n\n\t{one}"
+    assert translator("\u200b\n hello\n\u200b\n", split_sentences="en") == f"\n {one}\n\n"
+
+
 def test_a_model_that_names_no_limit_is_not_cut_at_20_tokens(folders):
     (row,) = Translator(folders["t5"])(["Two girls."], source_prefix="", num_beams=2, n_best=1, min_new_tokens=30)
     assert row[0].num_tokens > 30
@@ -212,6 +232,15 @@ def test_the_service_tells_each_request_its_languages(folders):
         assert asyncio.run(answers()) == wanted
         with pytest.raises(LanguagesError, match="eng_Latn-de: tgt_lang is 'de', but the model's languages are"):
             batcher_of(translator, [("eng_Latn", "de")], thread=thread)
+
+
+def test_the_service_splits_sentences_by_the_rules_of_their_language(folders):
+    pytest.importorskip("sentencex")
+    text = "Am 3. Oktober kam Dr. Meier. Er ging."
+    with ThreadPoolExecutor(1) as thread:
+        batcher = batcher_of(Translator(folders["nllb"]), [("deu_Latn", "eng_Latn")], thread=thread)
+    pieces = batcher._divide(text, "deu_Latn")
+    assert [one.text for one in pieces] == ["Am 3. Oktober kam Dr. Meier.", "Er ging."]
 
 
 def test_alternatives_of_the_service_are_searched_as_the_task_says(folders):
