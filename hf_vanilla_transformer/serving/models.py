@@ -64,9 +64,9 @@ def two_letters(code: str) -> str:
             they are returned, and the log says so.
     """
     language = re.split("[-_]", code)[0]
-    short: str = get_global("language_aliases").get(language, language)
-    if len(language) == 2 or len(short) == 2:
-        return language if len(language) == 2 else short
+    for name in (language, get_global("language_aliases").get(language, "")):
+        if len(name) == 2:
+            return name
     logger.warning(
         f"{code} has no code in two letters (ISO 639-1): unless sentencex knows {language}, sentences are split by the "
         "rules of English."
