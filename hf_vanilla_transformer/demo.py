@@ -47,7 +47,9 @@ def build_page(translator: Translator, examples: Sequence[str] = (), split_sente
     """
     model = translator.model
     name = getattr(model, "name_or_path", "") or type(model).__name__
-    plan, sources = translator.plan(), list(known_languages(translator.tokenizer))
+    sources = list(known_languages(translator.tokenizer))
+    # All languages of such a model are decoded in one way.
+    plan = translator.plan(**dict.fromkeys(("src_lang", "tgt_lang"), sources[0]) if sources else {})
     codes = sources or target_codes(translator.tokenizer)
     is_paper, penalty = isinstance(plan.length_penalty, GNMTLengthPenalty), float(plan.length_penalty)
     penalty_name = "gnmt_length_penalty" if is_paper else "length_penalty"

@@ -122,9 +122,9 @@ class Plan:
         Raises:
             ValueError: An option of this package has a wrong value, or two contradict each other.
         """
-        given = {**_set_in(options.get("generation_config")), **options}
+        given = {**settings_in(options.get("generation_config")), **options}
         given = {name: value for name, value in given.items() if name != "generation_config"}
-        own = _set_in(own)
+        own = settings_in(own)
         settings = {**dict.fromkeys((*OPTIONS, *ENGINE_OPTIONS)), **own, **given}
         if settings.get("decoder_start_token_id") is None:
             settings["decoder_start_token_id"] = settings.get("bos_token_id")
@@ -256,7 +256,7 @@ READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 KNOWN = {*OPTIONS, *ENGINE_OPTIONS, *LENGTHS, "length_penalty", *(name for name, _ in READERS.values())}
 
 
-def _set_in(config: Any) -> dict[str, Any]:
+def settings_in(config: Any) -> dict[str, Any]:
     """Returns the settings of a configuration that are no None."""
     values = config if isinstance(config, Mapping) else {} if config is None else vars(config)
     return {name: value for name, value in values.items() if value is not None}

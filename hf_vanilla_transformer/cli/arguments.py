@@ -134,7 +134,6 @@ def add_language_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tgt-lang",
-        "--target-lang",
         metavar="LANG",
         help="what to translate into: deu_Latn (NLLB), de_DE (mBART), deu for OPUS-MT's code >>deu<<",
     )

@@ -21,7 +21,6 @@ from .output import UsageError, check_output, say_written, show, table, warn, wa
 
 if TYPE_CHECKING:
     from ..metrics import Comparison, Score
-    from ..translation.backend import Backend
     from ..translation.evaluation import EvaluationResult, Measures
     from ..translation.scoring import Likelihood
     from ..translation.translator import Translator
@@ -304,7 +303,7 @@ def _rows(
     limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
     rows: list[_Row] = []
     with decoding_errors():
-        settings = [{**_settings(model, one), **limits, "max_source_tokens": limit} for one in options]
+        settings = [{**_settings(translator, arguments, one), **limits, "max_source_tokens": limit} for one in options]
         for search, one, setting in zip(searches, options, settings, strict=True):
             result = evaluate(
                 translator,
@@ -331,11 +330,12 @@ def _warn(index: int, limit: int, consequence: str) -> None:
     warn_of_line(f"line {index + 1}", limit, consequence)
 
 
-def _settings(backend: "Backend", options: dict[str, Any]) -> dict[str, Any]:
+def _settings(translator: "Translator", arguments: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
     """Returns how a row decodes, and by what."""
+    backend, languages = translator.decodes_with, {name: getattr(arguments, name) for name in LANGUAGES}
     attached = getattr(vars(getattr(backend, "model", backend)).get("engine"), "compute_type", None)
     return {
-        **backend.plan(options).settings(),
+        **translator.plan(**languages, **options).settings(),
         "backend": backend.name,
         "compute_type": str(backend.dtype) if backend.name == "ctranslate2" else attached,
         "device": str(backend.device),

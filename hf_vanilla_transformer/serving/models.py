@@ -1,10 +1,14 @@
 """Models of the service, and the languages that they translate."""
 
+import functools
+import logging
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
+
+from babel.core import get_global
 
 from ..hub.facts import said_by_author
 from ..translation.decoding import source_limit
@@ -13,6 +17,8 @@ from ..translation.links import Linked, linked_rows
 from ..translation.reading import Piece, can_split, pieces_of, target_codes
 from ..translation.translator import Translator
 from .batcher import Batcher
+
+logger = logging.getLogger(__name__)
 
 
 class LanguagesError(ValueError):
@@ -47,6 +53,25 @@ def languages_of(name: str) -> tuple[str, str]:
     if not (source and target):
         raise LanguagesError(f"{name} doesn't say what it translates; give --languages, such as en-de")
     return source, target
+
+
+@functools.cache
+def two_letters(code: str) -> str:
+    """Returns the code in two letters (ISO 639-1) of a language by whose rules sentences are split.
+
+    Args:
+        code: A model's name for the language, such as "en", "en_XX" or "deu_Latn". Where its three letters have no two,
+            they are returned, and the log says so.
+    """
+    language = re.split("[-_]", code)[0]
+    for name in (language, get_global("language_aliases").get(language, "")):
+        if len(name) == 2:
+            return name
+    logger.warning(
+        f"{code} has no code in two letters (ISO 639-1): unless sentencex knows {language}, sentences are split by the "
+        "rules of English."
+    )
+    return language
 
 
 def batcher_of(
@@ -85,10 +110,10 @@ def batcher_of(
     def translate(texts: list[str], n_best: int, source: str, target: str, linked: bool) -> list[list[Linked]]:
         options: dict[str, Any] = {**languages(source, target), "progress_bar": False}
         if n_best > 1:
-            options |= {"n_best": n_best, "num_beams": max(n_best, translator.plan().num_beams)}
+            options |= {"n_best": n_best, "num_beams": max(n_best, translator.plan(**options).num_beams)}
         return linked_rows(translator, texts, alignments=linked, **options)
 
     def divide(text: str, source: str) -> list[Piece]:
-        return pieces_of(tokenizer, text, limit, re.split("[-_]", source)[0] if can_split() else None)
+        return pieces_of(tokenizer, text, limit, two_letters(source) if can_split() else None)
 
     return Batcher(translate, divide, on_batch=on_batch, thread=thread)

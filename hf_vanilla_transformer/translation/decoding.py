@@ -16,7 +16,7 @@ from ..plan_vanilla_transformer import ENGINE_OPTIONS, OPTIONS, Plan
 from .backend import LARGEST, Backend, DecodingJob, Found, Translation, check_number, positions_in
 from .division import Encode
 from .languages import set_languages
-from .reading import Segment, check_splitting, encoder, join_segments, read_segments
+from .reading import Segment, check_splitting, encoder, join_segments, own_code, read_segments, without_empty
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -63,7 +63,6 @@ def decode(
     src_lang: str | None = None,
     tgt_lang: str | None = None,
     source_prefix: str | None = None,
-    target_lang: str | None = None,
     prefix: str | Sequence[str] | None = None,
     split_sentences: str | None = None,
     batch_size: int | None = None,
@@ -89,7 +88,6 @@ def decode(
         tgt_lang: The target language, as well, or that of an OPUS-MT model: "deu" or ">>deu<<". A sentence that begins
             with a code keeps it.
         source_prefix: What each source begins with, such as T5's "translate English to German: ".
-        target_lang: The former name of `tgt_lang`.
         prefix: What translations have to begin with: a string for all, or a list with one for each sentence. White
             space at its end doesn't count. It should end with a word: it is tokenized by itself, and the model
             continues with a new token.
@@ -130,13 +128,10 @@ def decode(
     check_number("batch_tokens", batch_tokens)
     check_number("max_source_tokens", max_source_tokens)
     check_splitting(split_sentences)
-    # None means the model's value; for this package's options, it means off.
-    kept = (*OPTIONS, *ENGINE_OPTIONS)
-    options = {name: value for name, value in options.items() if value is not None or name in kept}
     limit = source_limit(backend, max_source_tokens, tokenizer)
-    languages = {"src_lang": src_lang, "tgt_lang": tgt_lang or target_lang, "source_prefix": source_prefix}
+    languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "source_prefix": source_prefix}
     segments: list[Segment] = []
-    with set_languages(tokenizer, backend, options, texts, first, **languages) as (begin, options):
+    with set_languages(tokenizer, backend, _given(options), texts, first, **languages) as (begin, options):
         plan = backend.plan(options, n_best, alignments)
         prefixes = _prefix_tokens(plan, tokenizer, prefix, len(texts))
         for place in range(0, len(texts), TEXTS_AT_ONCE):
@@ -145,7 +140,8 @@ def decode(
             segments += read
             for index, count in divided.items():
                 (on_division or partial(_warn_of_division, limit))(first + index, count)
-    segments = _without_unknown(tokenizer, texts, segments, unknown or "keep", first)
+    segments = _without_unknown(tokenizer, texts, segments, unknown or "keep", first, begin)
+    segments, gaps = without_empty(segments)
     for place, segment in enumerate(segments):
         if not place or segments[place - 1].text != segment.text:
             segments[place] = segment._replace(prefix=prefixes[segment.text])
@@ -162,10 +158,33 @@ def decode(
     results = [[Translation("", 0, None if n_best is None else 0.0)] for _ in texts]
     for text, group in groupby(range(len(segments)), key=lambda place: segments[place].text):
         parts = [(segments[place].gap, found[place]) for place in group]
-        end = "" if split_sentences is None else texts[text][len(texts[text].rstrip()) :]
+        end = "" if split_sentences is None else gaps.get(text, "") + texts[text][len(texts[text].rstrip()) :]
         alone = [replace(one, text=parts[0][0] + one.text + end) for one in parts[0][1]]
         results[text] = alone if len(parts) == 1 else [_joined(parts, end)]
     return results
+
+
+def plan_of(
+    backend: Backend,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    n_best: int | None = None,
+    alignments: bool = False,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
+    source_prefix: str | None = None,
+    **options: Any,
+) -> Plan:
+    """Resolves how a call of `decode` decodes; arguments and errors are those of `decode`."""
+    languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "source_prefix": source_prefix}
+    with set_languages(tokenizer, backend, _given(options), (), 0, **languages) as (_, options):
+        return backend.plan(options, n_best, alignments)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns options without those that are None: the model's value counts; for this package's own, None is off."""
+    kept = (*OPTIONS, *ENGINE_OPTIONS)
+    return {name: value for name, value in options.items() if value is not None or name in kept}
 
 
 def _search(backend: Backend, job: DecodingJob, wanted: list[int]) -> Iterator[Found]:
@@ -204,9 +223,12 @@ def _warn_of_division(limit: int, index: int, count: int) -> None:
 
 
 def _without_unknown(
-    tokenizer: "PreTrainedTokenizerBase", texts: list[str], segments: list[Segment], how: str, first: int
+    tokenizer: "PreTrainedTokenizerBase", texts: list[str], segments: list[Segment], how: str, first: int, begin: str
 ) -> list[Segment]:
-    """Warns of unknown symbols in the segments of texts, leaves them out, or raises `ValueError`."""
+    """Warns of unknown symbols in the segments of texts, leaves them out, or raises `ValueError`.
+
+    A segment of which only the beginning is left, its text's own code or else `begin`, has no tokens then.
+    """
     if how not in UNKNOWN:
         raise ValueError(f"unknown is {how!r}; give one of {', '.join(UNKNOWN)}")
     number = getattr(tokenizer, "unk_token_id", None)
@@ -222,8 +244,15 @@ def _without_unknown(
     if how == "keep":
         warn_of_unknown(tokenizer, [texts[one.text] for one in having], [one.token_ids for one in having])
         return segments
-    left = [one._replace(token_ids=[token for token in one.token_ids if token != number]) for one in segments]
-    return [one for one in left if not set(tokenizer.all_special_ids).issuperset(one.token_ids)]
+    read, spelled = encoder(tokenizer), partial(tokenizer.decode, skip_special_tokens=True, use_source_tokenizer=True)
+    left = []
+    for one in segments:
+        ids = [token for token in one.token_ids if token != number]
+        is_changed, code = len(ids) < len(one.token_ids), own_code(tokenizer, texts[one.text])
+        if is_changed and spelled(ids).strip() == spelled(read([code[1] if code else begin])[0]).strip():
+            ids = []
+        left.append(one._replace(token_ids=ids))
+    return left
 
 
 def _prefix_tokens(

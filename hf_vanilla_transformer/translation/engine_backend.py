@@ -192,7 +192,10 @@ class EngineBackend(Backend):
         return [found[start : start + width] for start in range(0, len(found), width)]
 
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
-        """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`."""
+        """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`.
+
+        Modules compute it, or the engine where its weights are in 8 bits: it translates with those.
+        """
         padded = self.tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(self.device)
         inputs = {name: padded[name] for name in ("input_ids", "attention_mask")}
         rows = [torch.tensor(ids) for ids in targets]
@@ -202,11 +205,26 @@ class EngineBackend(Backend):
             for model in self.models:
                 shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
                 target = {"labels": labels} if shift is None else {"decoder_input_ids": shift(labels)}
-                logits: Tensor = model(**inputs, **target, use_cache=False).logits.float()  # (B, T, V)
+                logits: Tensor  # (B, T, V)
+                if (rounded := _rounded(model)) is not None:
+                    mask = inputs["attention_mask"]
+                    decoder = rounded.decoder(rounded.encode(inputs["input_ids"], mask), mask, Plan())
+                    logits = torch.stack(
+                        [decoder.step(ids) for ids in target["decoder_input_ids"].unbind(dim=1)], dim=1
+                    )
+                else:
+                    logits = model(**inputs, **target, use_cache=False).logits.float()
                 losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
                 by_model.append(-losses.double().view(labels.shape))
         mean = torch.stack(by_model).logsumexp(dim=0) - math.log(len(self.models))
         return mean.masked_fill(labels == -100, 0.0).sum(dim=1).tolist()
+
+
+def _rounded(model: PreTrainedModel) -> Prepared | None:
+    """Returns the engine that decodes for a model, if its weights are rounded to 8 bits."""
+    attached = vars(model).get("engine")
+    prepared = attached.ready(model)[0] if isinstance(attached, Engine) else None
+    return None if prepared is None or prepared.is_exact else prepared
 
 
 def _decodes_plainly(model: PreTrainedModel, base: PreTrainedModel) -> bool:

@@ -130,7 +130,7 @@ def evaluate(
     how = {"tokenize": tokenize, "lowercase": lowercase}
     measures = metrics if isinstance(metrics, Measures) else Measures.of(tokenizer, metrics, **how)
     measure(measures.names, ["a"], ["a"], **measures.how)  # an unknown one is an error now
-    options = {**translator._languages, **options}
+    options = translator._with_languages(options)
     seconds: dict[str, float] = {}
     likelihood = None
     if perplexity:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import did_you_mean, named
-from ..plan_vanilla_transformer import LENGTHS, Plan
+from ..plan_vanilla_transformer import LENGTHS, Plan, settings_in
 from .backend import Backend
 from .reading import CODES_PER_ERROR, READING, check_target_codes, target_code
 
@@ -42,6 +42,20 @@ def known_languages(tokenizer: "PreTrainedTokenizerBase") -> dict[str, int]:
     others = set(tokenizer.special_tokens_map.values())
     names = [name for name in tokenizer.all_special_tokens if name not in others]
     return dict(zip(names, tokenizer.convert_tokens_to_ids(names), strict=True))
+
+
+def target_of(tokenizer: "PreTrainedTokenizerBase", backend: Backend, options: Mapping[str, Any]) -> str | None:
+    """Returns the target language that a call's own options for `generate()` choose, or None; raises `ValueError`."""
+    if (option := _target_option(tokenizer)) is None:
+        return None
+    languages = known_languages(tokenizer)
+    if (number := options.get(option)) is None:
+        number = settings_in(options.get("generation_config")).get(option)
+        if number in (None, settings_in(backend.generation_config).get(option)):  # a copy of the model's chooses none
+            return None
+    if (name := next((name for name, one in languages.items() if one == number), None)) is None:
+        raise ValueError(f"{option} is {number!r}, no language; give tgt_lang, one of {_shown(languages)}")
+    return name
 
 
 @contextmanager
@@ -73,7 +87,7 @@ def set_languages(
         What sources begin with, and the options with those that tell the languages.
 
     Raises:
-        ValueError: The model has no such language; or it has several, and none is given.
+        ValueError: The model has no such language; it has several, and none is given; or options choose another one.
     """
     check_target_codes(tokenizer, texts, first, needed=tgt_lang is None)
     if languages := known_languages(tokenizer):
@@ -87,10 +101,12 @@ def set_languages(
         raise ValueError("tgt_lang and source_prefix both say what sources begin with; give one of the two")
     if backend.tasks and not begin and source_prefix is None:
         _warn_of_tasks(tuple(backend.tasks))
-    if any(options.get(name) is not None for name in LENGTHS):
+    given = {**settings_in(options.get("generation_config")), **options}
+    if any(given.get(name) is not None for name in LENGTHS):
         settings.pop("max_length", None)
-    if options.get("num_beams") == 1:
+    if given.get("num_beams") == 1:
         settings.pop("early_stopping", None)
+    settings = {name: value for name, value in settings.items() if name not in given}
     yield begin or source_prefix or "", {**settings, **options}
 
 
@@ -109,12 +125,15 @@ def _switched(
 ) -> Iterator[dict[str, Any]]:
     """Switches a tokenizer to two languages, and yields the option that tells the target's."""
     option, own = str(_target_option(tokenizer)), (tokenizer.src_lang, tokenizer.tgt_lang)
+    by_call = target_of(tokenizer, backend, options)
+    if tgt_lang and by_call and by_call != tgt_lang:
+        raise ValueError(f"tgt_lang is {tgt_lang!r}, and {option} says {by_call!r}; give one of the two")
     plan, names = Plan.of(options, backend.generation_config), {number: name for name, number in languages.items()}
     by_plan = names.get(plan.forced_begin if option.startswith("forced") else plan.start)  # type: ignore[arg-type]
     # To these tokenizers, a source of which nothing is said is English, and such a target is what the source is.
     source = src_lang or (own[0] if tokenizer.init_kwargs.get("src_lang") else None)
     by_tokenizer = own[1] if own[1] != own[0] else None
-    target = tgt_lang or (by_plan if options.get(option) is not None else None) or by_tokenizer or by_plan
+    target = tgt_lang or by_call or by_tokenizer or by_plan
     for name, value in {"src_lang": source, "tgt_lang": target}.items():
         if value is None:
             raise ValueError(f"the model has several languages: give {name}, one of {_shown(languages)}")

@@ -36,6 +36,12 @@ def open_model(
     if backend == "engine" and isinstance(model, Backend):  # an ensemble
         if tokenizer is None:
             raise ValueError("an ensemble needs the tokenizer of its members; give tokenizer=...")
+        if device is not None or compute_type != "default":
+            raise ValueError(
+                "device and compute_type are those of an ensemble's members; load them so, or move them and attach the "
+                "engine to each, before ensemble(...)"
+            )
+        _set_threads(threads)
         return tokenizer, model, model
     if isinstance(model, str | Path):
         place = device if backend == "engine" else "cpu"
@@ -50,9 +56,13 @@ def open_model(
         return tokenizer, made, made
     if isinstance(model, str | Path) or compute_type != "default":
         attach_if_supported(loaded, compute_type)
+    _set_threads(threads)
+    return tokenizer, loaded, EngineBackend(loaded, tokenizer)
+
+
+def _set_threads(threads: int | None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
-    return tokenizer, loaded, EngineBackend(loaded, tokenizer)
 
 
 def load_to_translate(

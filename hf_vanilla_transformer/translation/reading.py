@@ -21,7 +21,6 @@ except ImportError:  # an extra
 # The target language at the beginning of a text, ">>deu<<", for a model with several.
 CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
 CODES_PER_ERROR = 10
-FEW = 4  # tokens: no more than special ones
 # Held while any tokenizer reads texts: MarianTokenizer and the like switch to the target's side and back, and padding
 # and truncation of the others are settings that one call after the other changes.
 READING = threading.RLock()
@@ -54,7 +53,7 @@ def read_segments(
     begin: str = "",
     language: str | None = None,
 ) -> tuple[list[Segment], dict[int, int]]:
-    """Divides and tokenizes texts, by their numbers; one of which the tokenizer leaves nothing has no segments.
+    """Divides and tokenizes texts, by their numbers; a sentence of which the tokenizer leaves nothing has no tokens.
 
     A segment has `limit` tokens at most, and begins with its text's own code, or else with `begin`. Texts are split
     into sentences by the rules of `language`, unless it is None. Returns the segments, in the order of the texts; and
@@ -65,11 +64,27 @@ def read_segments(
     divided: dict[int, int] = {}
     for number, gap, own, parts in _divided(tokenizer, texts, limit, begin, language):
         # SentencePiece drops invisible characters.
-        pieces = [ids for _, ids in parts if len(ids) > FEW or ids != nothing(own)]
+        pieces = [ids for _, ids in parts if ids != nothing(own)]
         if len(pieces) > 1:
             divided[number] = divided.get(number, 0) + len(pieces)
-        segments += [Segment(number, ids, "" if place else gap) for place, ids in enumerate(pieces)]
+        segments += [Segment(number, ids, "" if place else gap) for place, ids in enumerate(pieces or [[]])]
     return segments, divided
+
+
+def without_empty(segments: Iterable[Segment]) -> tuple[list[Segment], dict[int, str]]:
+    """Leaves out segments without tokens, and hands the white space before them on to the next one of the text.
+
+    Returns the others, and for the number of each text that ends with empty ones, the white space before these.
+    """
+    kept: list[Segment] = []
+    left: dict[int, str] = {}
+    for one in segments:
+        gap = left.pop(one.text, "") + one.gap
+        if one.token_ids:
+            kept.append(one._replace(gap=gap))
+        else:
+            left[one.text] = gap
+    return kept, left
 
 
 def _divided(

@@ -24,6 +24,7 @@ from ..plan_vanilla_transformer import Plan
 from . import decoding
 from .backend import Backend, DeviceError, Translation, check_number
 from .ctranslate2 import CTranslate2Backend, import_library
+from .languages import target_of
 from .tokenizer_file import open_tokenizer
 
 if TYPE_CHECKING:  # an exported model is translated without
@@ -63,7 +64,8 @@ class Translator:
         device: Where it translates; None: CUDA if it is available, else the CPU; a model that is given stays where it
             is, unless a device is named.
         compute_type: As for `engine.attach`: "default" computes in the type of the weights, "int8" with weights of 8
-            bits, on a CPU. The backend "ctranslate2" has types of its own.
+            bits, on a CPU. The backend "ctranslate2" has types of its own. An ensemble's members have theirs, and a
+            device.
         threads: Number of PyTorch's threads, for the complete process; None: unchanged. With the backend "ctranslate2",
             those of this translator; None: as many as PyTorch has.
         backend: "engine" or "ctranslate2". The latter needs the package of that name and decodes as in
@@ -156,12 +158,28 @@ class Translator:
         """Resolves how a call decodes.
 
         Args:
-            **options: For `generate()`, such as `num_beams`.
+            **options: Of the call: `n_best`, `alignments`, `src_lang`, `tgt_lang`, `source_prefix`, and those for
+                `generate()`, such as `num_beams`.
 
         Raises:
-            ValueError: An option has a wrong value, or the backend lacks it.
+            ValueError: As a call: an option has a wrong value, the backend lacks it, or no language is given.
         """
-        return self.decodes_with.plan(options)
+        return decoding.plan_of(self.decodes_with, self.tokenizer, **self._resolved(options))
+
+    def _with_languages(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Returns a call's options with this translator's languages where they name none."""
+        target = target_of(self.tokenizer, self.decodes_with, options)
+        return {**self._languages, **({"tgt_lang": target} if target else {}), **options}
+
+    def _resolved(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Returns a call's options for `decode`, with what of `generate()` has another name there."""
+        options = self._with_languages(options)
+        if options.get("output_alignments"):
+            options["alignments"] = options.pop("output_alignments")
+        if isinstance(count := options.get("num_return_sequences"), int) and count > 1:
+            del options["num_return_sequences"]
+            options["n_best"] = count if options.get("n_best") is None else options["n_best"]
+        return options
 
     def __repr__(self) -> str:
         name = getattr(self.model, "name_or_path", "") or type(self.model).__name__
@@ -179,7 +197,8 @@ class Translator:
                 `batch_size`, `batch_tokens`, `max_source_tokens`, `unknown`, `progress` and `on_division` as for
                 `decoding.decode`; `progress_bar`: True, False, or None: if standard error is a terminal and it takes
                 more than two seconds; all others are for `generate()`, such as `num_beams` or `max_new_tokens`, by
-                default the model's generation config.
+                default the model's generation config. `num_return_sequences` above 1 is `n_best`, and
+                `output_alignments` is `alignments`.
 
         Returns:
             For each text its translation as a string; with `n_best`, a list of `Translation`s with their scores; with
@@ -231,7 +250,7 @@ class Translator:
                 bar.update(len(part))
 
     def _translate(self, texts: Iterable[str], options: dict[str, Any], first: int = 0) -> list[Any]:
-        texts, options = decoding.texts_of("sentences", texts, first), {**self._languages, **options}
+        texts, options = decoding.texts_of("sentences", texts, first), self._resolved(options)
         progress, shown = options.pop("progress", None) or (lambda number: None), options.pop("progress_bar", None)
         one_at_a_time = self._locks[os.getpid()] if self.backend == "engine" else nullcontext()
         with _bar(len(texts), shown) as bar, one_at_a_time:

@@ -18,6 +18,7 @@ from opus_mt import opus_mt_folder  # noqa: E402
 
 from hf_vanilla_transformer import Translator, cli  # noqa: E402
 from hf_vanilla_transformer.demo import MOST_CHARACTERS, build_page, known_names  # noqa: E402
+from tests.translation.families import family  # noqa: E402
 
 NASTY = "<img src=x onerror=alert(1)> &amp; ${1 + 1} {{v}}"
 
@@ -156,6 +157,7 @@ def test_a_target_language_where_the_model_has_several(tmp_path):
     best, _, pairs, _ = translate("it", 4, 1.0, ">>nld<<")
     assert best == translator("it", tgt_lang="nld", num_beams=4)
     assert pairs[0][0::2] == ("it", {"tgt_lang": ">>nld<<"})
+    assert build_page(Translator(family("nllb", tmp_path)))
     # Whatever language is chosen by now.
     assert attention_in(attend([("it", "het", pairs[0][2])], 0))["source"][0] == ">>nld<<"
     with pytest.raises(gr.Error, match="several target languages"):

@@ -1,22 +1,28 @@
 """Models of several languages, of families that transformers has."""
 
 import asyncio
+import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+from tokenizers import normalizers
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, pipeline
 
-from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer import Translator, evaluate
 from hf_vanilla_transformer.serving.models import LanguagesError, batcher_of
 from hf_vanilla_transformer.translation.attention import attention_of
-from hf_vanilla_transformer.translation.scoring import score_pairs
+from hf_vanilla_transformer.translation.languages import known_languages
+from hf_vanilla_transformer.translation.scoring import score_pairs, score_targets
 from tests.interop.opus_mt import TEXTS, opus_mt_folder
 from tests.translation.families import LANGUAGES, TASKS, family
 
 SOURCES, TARGETS = TEXTS["source"][:4], TEXTS["target"][:4]
 FEW = {"num_beams": 2, "max_new_tokens": 12}
 FAMILIES = [kind for kind in LANGUAGES if kind != "t5"]
+FAMILY_OPTIONS = dict.fromkeys(FAMILIES, "forced_bos_token_id") | {"mbart": "decoder_start_token_id"}
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +97,37 @@ def test_a_generation_config_may_name_the_target(opened):
     assert [one.strip() for one in translator(SOURCES, **FEW)] == wanted
 
 
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_what_a_call_says_of_the_target_counts_before_the_translators(folders, opened, kind):
+    source, target = LANGUAGES[kind]
+    translator = Translator(folders[kind], src_lang=target, tgt_lang=target)
+    wanted = translator(SOURCES, tgt_lang=source, **FEW)
+    assert wanted != translator(SOURCES, **FEW)
+    option, number = FAMILY_OPTIONS[kind], known_languages(translator.tokenizer)[source]
+    for options in ({option: number, **FEW}, {"generation_config": GenerationConfig(**{option: number}, **FEW)}):
+        assert translator(SOURCES, **options) == wanted
+        result = evaluate(translator, SOURCES, TARGETS, **options)
+        assert result.translations == wanted
+        assert result.likelihood == score_targets(
+            *opened(kind)[::-1], SOURCES, TARGETS, src_lang=target, tgt_lang=source
+        )
+        with pytest.raises(ValueError, match=f"tgt_lang is '{target}', and {option} says '{source}'; give one of the"):
+            translator(SOURCES, tgt_lang=target, **options)
+    with pytest.raises(ValueError, match=f"{option} is 5, no language; give tgt_lang, one of"):
+        translator(SOURCES, **{option: 5})
+
+
+def test_a_plan_has_the_languages_of_its_translator(folders):
+    translator = Translator(folders["nllb"], src_lang="eng_Latn", tgt_lang="deu_Latn")
+    numbers = known_languages(translator.tokenizer)
+    assert translator.plan().forced_begin == numbers["deu_Latn"]
+    assert translator.plan(tgt_lang="eng_Latn", num_beams=2).forced_begin == numbers["eng_Latn"]
+    plan = Translator(folders["t5"], src_lang="en", tgt_lang="de").plan()
+    assert (plan.num_beams, plan.limit) == (3, ("max_length", 15))
+    with pytest.raises(ValueError, match="the model has several languages: give tgt_lang"):
+        Translator(folders["nllb"]).plan()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -131,11 +168,31 @@ def test_the_prefix_and_settings_of_a_task(folders, opened, caplog):
     assert translator(SOURCES, source_prefix=prefix, num_beams=3, max_length=15) == wanted
     longer = translator(SOURCES, src_lang="en", tgt_lang="de", max_new_tokens=20, num_beams=1)
     assert longer == translator(SOURCES, source_prefix=prefix, max_new_tokens=20, num_beams=1)
+    config = GenerationConfig(max_new_tokens=20, num_beams=1)
+    assert translator(SOURCES, src_lang="en", tgt_lang="de", generation_config=config) == longer
     plain = translator(SOURCES, num_beams=3, max_length=15)
     assert plain != wanted
     assert "trained for translation_en_to_de" in caplog.text
     with pytest.raises(ValueError, match="the model's tasks are translation_en_to_de; give source_prefix for others"):
         translator("A man.", src_lang="en", tgt_lang="fr")
+
+
+@pytest.mark.parametrize("options", [{"source_prefix": "translate it: "}, {"src_lang": "en", "tgt_lang": "de"}])
+def test_nothing_is_translated_from_the_bare_prefix(folders, options):
+    translator = Translator(folders["t5"], **options)
+    assert translator("it\u2603", unknown="ignore") == translator("it") != ""
+    assert translator(["\u2603", " \u2603\u2603"], unknown="ignore") == ["", ""]
+    translator.tokenizer.backend_tokenizer.normalizer = normalizers.Nmt()  # as SentencePiece drops invisible characters
+    assert translator(["\u200b", "\ufeff \u200b"]) == ["", ""]
+
+
+def test_lines_of_which_nothing_is_left_stay_lines(folders):
+    pytest.importorskip("sentencex")
+    translator = partial(Translator(folders["m2m100"], src_lang="en", tgt_lang="de"), max_new_tokens=3)
+    one = translator("hello")
+    for text, unknown in (("hello\n\u200b\n\thello", "keep"), ("hello\n\u2603\n\thello", "ignore")):
+        assert translator(text, split_sentences="en", unknown=unknown) == f"{one}\n\n\t{one}"
+    assert translator("\u200b\n hello\n\u200b\n", split_sentences="en") == f"\n {one}\n\n"
 
 
 def test_a_model_that_names_no_limit_is_not_cut_at_20_tokens(folders):
@@ -177,7 +234,25 @@ def test_the_service_tells_each_request_its_languages(folders):
             batcher_of(translator, [("eng_Latn", "de")], thread=thread)
 
 
-def test_the_command(folders, vanilla_transformer, tmp_path):
+def test_the_service_splits_sentences_by_the_rules_of_their_language(folders):
+    pytest.importorskip("sentencex")
+    text = "Am 3. Oktober kam Dr. Meier. Er ging."
+    with ThreadPoolExecutor(1) as thread:
+        batcher = batcher_of(Translator(folders["nllb"]), [("deu_Latn", "eng_Latn")], thread=thread)
+    pieces = batcher._divide(text, "deu_Latn")
+    assert [one.text for one in pieces] == ["Am 3. Oktober kam Dr. Meier.", "Er ging."]
+
+
+def test_alternatives_of_the_service_are_searched_as_the_task_says(folders):
+    translator = Translator(folders["t5"])
+    with ThreadPoolExecutor(1) as thread:
+        batcher = batcher_of(translator, [("en", "de")], thread=thread)
+        rows = asyncio.run(batcher.translate(SOURCES, 2, source="en", target="de"))
+    wanted = translator(SOURCES, src_lang="en", tgt_lang="de", n_best=2)
+    assert [[one.text for one in row] for row in rows] == [[one.text for one in row] for row in wanted]
+
+
+def test_the_command(folders, vanilla_transformer, tmp_path, monkeypatch):
     lines = tmp_path / "in.txt"
     lines.write_text("\n".join(SOURCES) + "\n", encoding="utf-8")
     command = ("translate", "--model", folders["nllb"], "--input", lines, "--num-beams", 2, "--max-new-tokens", 12)
@@ -187,6 +262,11 @@ def test_the_command(folders, vanilla_transformer, tmp_path):
     code, _, errors = vanilla_transformer(*command)
     assert code == 2
     assert "the model has several languages: give tgt_lang" in errors
+    command = ("evaluate", "--model", folders["t5"], "--source", lines, "--reference", lines, "--json", "figures.json")
+    monkeypatch.chdir(tmp_path)
+    assert vanilla_transformer(*command, "--src-lang", "en", "--tgt-lang", "de")[0] == 0
+    settings = json.loads(Path("figures.json").read_text(encoding="utf-8"))["results"][0]["decoding"]
+    assert (settings["num_beams"], settings["max_length"]) == (3, 15)
 
 
 def test_codes_of_opus_mt_count_in_scores(tmp_path):

@@ -193,7 +193,7 @@ def test_the_command_skips_complete_files(tiny_checkpoint: Path, tmp_path: Path,
     assert (code, "4 of 4 files are translated already" in error) == (1, True)
     assert "4.txt: 1 rows aren't translated, see" in error
     assert (out / "4.txt").read_text().endswith("\n\n")
-    code, _, error = vanilla_transformer(*command, given, "--output", tmp_path / "new", "--target-lang", "deu")
+    code, _, error = vanilla_transformer(*command, given, "--output", tmp_path / "new", "--tgt-lang", "deu")
     assert (code, "tgt_lang is 'deu'" in error, (tmp_path / "new").exists()) == (2, True, False)  # one error
     code, _, error = vanilla_transformer(*command, given)
     assert (code, "several files need a place for the translations; give --output" in error) == (2, True)

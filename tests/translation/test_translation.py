@@ -12,6 +12,7 @@ from test_generation import gnmt_divisor, reference_beam_search
 from transformers import GenerationConfig
 from transformers.utils import ModelOutput
 
+from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine.decoding.module import Module
 from hf_vanilla_transformer.engine.decoding.packed import Packed
 from hf_vanilla_transformer.engine.decoding.prepared import Averaged
@@ -20,6 +21,7 @@ from hf_vanilla_transformer.translation.backend import Translation, batches
 from hf_vanilla_transformer.translation.decoding import decode, translate
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
+from hf_vanilla_transformer.translation.translator import Translator
 
 GREEDY = {"num_beams": 1, "early_stopping": False}
 
@@ -199,6 +201,23 @@ def test_likelihood_of_an_ensemble_is_of_the_mean_probabilities(model, other, to
     assert likelihood.negative_log_probability == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_in_8_bits_the_likelihood_is_that_of_the_search(tokenizer, count):
+    members = [new_model(len(tokenizer), seed=seed, end=9.0, d_model=64) for seed in (2, 3)][:count]  # which end soon
+    backend = ensemble(members, [tokenizer] * count)
+    for one in members:
+        engine.attach(one, "int8")
+    sums = {"gnmt_length_penalty": None, "length_penalty": 0.0}  # scores are sums of log-probabilities
+    lists = decode(backend, tokenizer, TEXTS, n_best=3, alignments=True, max_extra_length=9, **sums)
+    rows = [one for row in lists for one in row if one.alignment is not None]
+    pairs = [[list(ids) for ids in (one.alignment.source_ids, one.alignment.target_ids)] for one in rows]
+    scores = [one.score for one in rows]
+    assert backend.log_probabilities(*zip(*pairs, strict=True)) == pytest.approx(scores, rel=1e-4)
+    for one in members:
+        engine.detach(one)
+    assert backend.log_probabilities(*zip(*pairs, strict=True)) != pytest.approx(scores, rel=1e-3)
+
+
 # ---- Ensembles ----
 @pytest.mark.parametrize("order", [1, -1])
 def test_an_ensemble_ends_where_its_shortest_table_of_positions_does(model, tokenizer, order):
@@ -269,6 +288,17 @@ def test_members_of_different_vocabularies_are_refused(model, tokenizer):
     start = new_model(len(tokenizer), seed=0, end=0.0, decoder_start_token_id=0)
     with pytest.raises(ValueError, match="model 2 has decoder_start_token_id=0 and model 1 decoder_start_token_id=1; "):
         ensemble([model, start], [tokenizer, tokenizer])
+
+
+@pytest.mark.parametrize("option", [{"device": "cpu"}, {"compute_type": "int8"}])
+def test_a_translator_of_an_ensemble_takes_what_it_can_apply(model, other, tokenizer, monkeypatch, option):
+    set_to = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    both = ensemble([model, other], [tokenizer, tokenizer])
+    Translator(both, tokenizer=tokenizer, threads=3)
+    assert set_to == [3]
+    with pytest.raises(ValueError, match="device and compute_type are those of an ensemble's members; load them so"):
+        Translator(both, tokenizer=tokenizer, **option)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,10 @@ def test_alignments_are_generates_own(translator, options):
         tokens = output.sequences[0, 1 : 1 + row.num_tokens]
         assert list(row.alignment.target) == translator.tokenizer.convert_ids_to_tokens(tokens)
         row.alignment.weights.mul_(2.0)  # which torch refuses outside, if it was made in inference mode
+    again = translator(TEXTS[0], output_alignments=True, **SHORT, **options)
+    assert (again, again.alignment.source_ids) == (rows[0], rows[0].alignment.source_ids)
     best = translator(TEXTS[0], alignments=True, n_best=2, num_beams=2, **SHORT)
+    assert translator(TEXTS[0], num_return_sequences=2, num_beams=2, **SHORT) == best
     assert [one.alignment.weights.shape[0] for one in best] == [one.num_tokens for one in best]
 
 
@@ -562,11 +565,11 @@ def test_the_command_translates_paragraphs_and_into_a_language(many, checkpoint,
     monkeypatch.setattr("hf_vanilla_transformer.cli.translate.load_translator", lambda *arguments, **options: many)
     command = ["translate", "--model", checkpoint, "--max-new-tokens", 6]
     expected = many(">>fra<< A man is riding.", **FEW).replace("\n", " ") + "\n"
-    assert vanilla_transformer(*command, "--target-lang", "fra", "A man is riding.")[:2] == (0, expected)
+    assert vanilla_transformer(*command, "--tgt-lang", "fra", "A man is riding.")[:2] == (0, expected)
     code, _, error = vanilla_transformer(*command, "A man is riding.")
     assert (code, "doesn't say which; give tgt_lang" in error) == (2, True)
     if reading.sentencex is not None:
         two = "A man is riding. Who is the boy?"
         expected = many(two, tgt_lang="fra", split_sentences="en", **FEW) + "\n"
-        command += ["--target-lang", "fra", "--split-sentences", "en"]
+        command += ["--tgt-lang", "fra", "--split-sentences", "en"]
         assert vanilla_transformer(*command, two)[:2] == (0, expected)
