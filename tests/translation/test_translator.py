@@ -411,8 +411,8 @@ def test_a_loaded_model_has_the_engine_until_it_changes(translator, expected):
     model.eval().lm_head.weight.data.mul_(-1)  # a write that torch doesn't count
     found = translator(TEXTS, **SHORT)
     assert not model.engine.is_on
-    with engine.detach(model):
-        assert found == translator(TEXTS, **SHORT) != expected
+    engine.detach(model)
+    assert found == translator(TEXTS, **SHORT) != expected
 
 
 def test_a_model_that_is_given_stays_as_it_is(tokenizer, expected):
