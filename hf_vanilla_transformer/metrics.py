@@ -95,20 +95,6 @@ def split_compounds(text: str) -> str:
     return split.decode(errors="surrogatepass")
 
 
-def exact_match(hypotheses: Sequence[str], references: References) -> float:
-    """Returns the percentage (0 to 100) of hypotheses that are identical to a reference.
-
-    Args:
-        hypotheses: The translations, N strings.
-        references: The reference translations, in the same order: a string, or a list of strings for each.
-
-    Raises:
-        ValueError: The numbers of hypotheses and references differ, or there are none.
-        TypeError: `hypotheses` or `references` is not a list of strings.
-    """
-    return measure(["exact_match"], hypotheses, references)["exact_match"].value
-
-
 def measure(
     names: Iterable[str],
     hypotheses: Sequence[str],

@@ -13,7 +13,6 @@ import pytest
 from hf_vanilla_transformer.metrics import (
     by_source,
     corpus_bleu,
-    exact_match,
     measure,
     paired_bootstrap,
     split_compounds,
@@ -133,9 +132,9 @@ def test_a_perfect_corpus_scores_100_and_an_empty_translation_0(name):
 
 
 def test_exact_match_is_a_percentage_of_identical_strings():
-    assert exact_match(["a", "b", "c "], ["a", "B", "c"]) == pytest.approx(100 / 3)
-    assert exact_match(("a",), ("a",)) == 100.0
-    assert exact_match(["a"], ["b"]) == 0.0
+    assert measured("exact_match", ["a", "b", "c "], ["a", "B", "c"]).value == pytest.approx(100 / 3)
+    assert measured("exact_match", ("a",), ("a",)).value == 100.0
+    assert measured("exact_match", ["a"], ["b"]).value == 0.0
 
 
 # BLEU of older papers
@@ -259,11 +258,11 @@ def test_the_reference_with_the_fewest_errors_counts():
     scores = measure(["ser", "wer", "cer"], hypotheses, references)
     assert scores["ser"].value == pytest.approx(100 * (2 + 0 + 2) / (4 + 1 + 2))  # two edits each: the longer one
     assert scores["wer"].value == pytest.approx(200 / 3)
-    assert exact_match(hypotheses, references) == pytest.approx(100 / 3)
+    assert measured("exact_match", hypotheses, references).value == pytest.approx(100 / 3)
     assert scores["wer"].signature.startswith("nrefs:var|")
     with_white_space = measure(["exact_match"], ["a  b "], ["a b"], symbols=str.split)
     assert with_white_space["exact_match"].value == 100
-    assert exact_match(["a  b "], ["a b"]) == 0
+    assert measured("exact_match", ["a  b "], ["a b"]).value == 0
     assert measure(["ser"], [""], [""])["ser"].value == 0
 
 
