@@ -458,7 +458,7 @@ def test_sentences_without_labels_are_predicted(tiny_checkpoint, tmp_path):
         trainer.predict(data.remove_columns("labels"))
 
 
-def test_metrics_beside_bleu(tiny_checkpoint):
+def test_metrics_that_are_named(tiny_checkpoint):
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
     texts = ["the fourth of May", "three euros and five cents"]
     ids = tokenizer(texts, padding=True, return_tensors="np")["input_ids"]
@@ -467,6 +467,8 @@ def test_metrics_beside_bleu(tiny_checkpoint):
     assert scores == pytest.approx({"bleu": 100.0, "exact_match": 100.0})
     assert all(type(score) is float for score in scores.values())
     assert metrics.samples == [("the fourth of May",) * 3]
+    with pytest.raises(ValueError, match=r"there is no measure 'accuracy'; give some of bleu"):
+        TranslationMetrics(tokenizer, metrics=["accuracy"])(EvalPrediction(predictions=ids, label_ids=ids))
     with pytest.raises(TypeError, match="are logits, not translations; set predict_with_generate=True"):
         metrics(EvalPrediction(predictions=np.zeros((2, 3, 300)), label_ids=ids))
 
