@@ -5,7 +5,7 @@ Each score has a signature; only scores with equal signatures are comparable. "b
 """
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -353,11 +353,11 @@ def _score(metric: Metric, hypotheses: list[Any], streams: list[list[Any]]) -> S
 
 def _checked(hypotheses: Sequence[str], references: References) -> tuple[list[str], list[list[Any]]]:
     """The hypotheses, and the references as sacreBLEU has them: all first ones, all second ones, with None for none."""
-    hypotheses, each = _texts("hypotheses", hypotheses), _items("references", references)
-    rows = [
-        _texts(f"references[{index}]", one) if isinstance(one, list | tuple) else [_text(f"references[{index}]", one)]
-        for index, one in enumerate(each)
-    ]
+    for name, items in (("hypotheses", hypotheses), ("references", references)):
+        if isinstance(items, str):  # a sequence of strings too: its letters would be scored
+            raise TypeError(f"{name} is a str; give a list of strings, [text] for a single one")
+    hypotheses = list(hypotheses)
+    rows = [list(one) if isinstance(one, list | tuple) else [one] for one in references]
     if len(hypotheses) != len(rows) or not all(rows):
         raise ValueError(
             f"{len(hypotheses)} hypotheses but {sum(map(bool, rows))} references; give one reference per hypothesis, "
@@ -366,20 +366,3 @@ def _checked(hypotheses: Sequence[str], references: References) -> tuple[list[st
     if not rows:
         raise ValueError("hypotheses and references are empty; a score needs at least one sentence")
     return hypotheses, [list(column) for column in zip_longest(*rows)]
-
-
-def _texts(name: str, texts: object) -> list[str]:
-    return [_text(f"{name}[{index}]", text) for index, text in enumerate(_items(name, texts))]
-
-
-def _items(name: str, items: object) -> list[Any]:
-    # A string is a sequence of strings too, so the type check alone would accept it. A set has no order.
-    if isinstance(items, str | bytes | Mapping | Set) or not isinstance(items, Iterable):
-        raise TypeError(f"{name} is a {type(items).__name__}; give a list of strings, [text] for a single one")
-    return list(items)
-
-
-def _text(name: str, text: object) -> str:
-    if not isinstance(text, str):
-        raise TypeError(f"{name} is a {type(text).__name__}; every entry must be a string")
-    return text
