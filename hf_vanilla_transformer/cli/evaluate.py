@@ -84,7 +84,8 @@ def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="of bleu, bleu_multi30k, bleu_compound_split, chrf, exact_match, wer, ser, cer (default: bleu and chrf; "
         "with a tokenizer of words or characters, exact_match and ser). bleu_multi30k: lower-cased, split at white "
-        "space only, for tokenised text; bleu_compound_split: the paper's, with compounds split at hyphens; wer: the rest of exact_match; ser, cer: errors per symbol, per character",
+        "space only, for tokenised text; bleu_compound_split: the paper's, with compounds split at hyphens; wer: the "
+        "rest of exact_match; ser, cer: errors per symbol, per character",
     )
     parser.add_argument(
         "--n-best",
