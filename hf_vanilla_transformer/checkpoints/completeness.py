@@ -23,12 +23,11 @@ TRAINER_STATE = "trainer_state.json"
 RECIPE = "recipe.json"  # options of a run that can't change, and the fingerprint of its data
 OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
-WEIGHT_AVERAGE = "ema.pt"
 SCALER = "scaler.pt"
 RANDOM_STATES = "rng_state*.pth"
 SAFETENSORS = "model*.safetensors"  # in one file or sharded
 # Files of torch.save that resuming reads; nothing reads training_args.bin again.
-SAVED_BY_TORCH = (OPTIMIZER, SCHEDULER, WEIGHT_AVERAGE, SCALER, RANDOM_STATES)
+SAVED_BY_TORCH = (OPTIMIZER, SCHEDULER, SCALER, RANDOM_STATES)
 # Files that a model may lack; config.json is needed.
 OPTIONAL_JSON = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",

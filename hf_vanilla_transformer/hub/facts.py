@@ -86,7 +86,6 @@ class TrainingFacts:
     precision: str | None = None  # for instance "bfloat16"
     seed: int | None = None
     averaged_checkpoints: int | None = None  # their number
-    ema_decay: float | None = None  # of the exponential moving average of the weights
     hardware: str | None = None  # for instance "1 x NVIDIA H200"
     seconds: float | None = None  # duration of the training
     software: str | None = None  # for instance "torch 2.13.0, transformers 5.23.0"

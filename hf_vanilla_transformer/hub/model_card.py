@@ -57,7 +57,6 @@ LABELS = {
     "steps": "updates",
     "dropout_warmup_steps": "updates of warm-up of dropout",
     "bpe_dropout": "BPE-dropout",
-    "ema_decay": "decay of the average of the weights",
     "seconds": "time (h:mm:ss)",
 }
 

@@ -244,9 +244,6 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     rdrop_alpha: float = _option(
         0.0, "Weight of R-Drop's divergence of two passes with other dropout (Liang et al. 2021: 5); 0: none."
     )
-    ema_decay: float = _option(
-        0.0, "Decay of a moving average of the weights, which becomes the final model (0.999 is usual); 0: none."
-    )
     early_stopping_patience: int | None = _option(None, "Stop after this many evaluations without improvement.")
     max_nonfinite_updates: int = _option(
         3, "Stop after this many updates in a row whose loss or gradients are NaN or infinite; 0: never."

@@ -60,7 +60,7 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("rdrop_alpha", "gnmt_length_penalty", "length_tolerance"), _NOT_NEGATIVE),
     **dict.fromkeys(("early_stopping_patience", "shuffle_buffer_size", "max_length", "max_length_ratio"), _COUNT),
     **dict.fromkeys(("bpe_dropout_copies", "preprocessing_num_workers", "num_beams", "min_frequency"), _COUNT),
-    **dict.fromkeys(("ema_decay", "bpe_dropout"), _SHARE),
+    "bpe_dropout": _SHARE,
 }
 
 
@@ -103,9 +103,6 @@ def check_training(args: Any) -> None:
         raise ValueError("dropout_warmup_steps would compile packed batches at each update; leave torch_compile out")
     if args.packed and args.torch_compile_mode in ("reduce-overhead", "max-autotune"):
         raise ValueError("packed batches aren't supported with CUDA graphs; leave torch_compile_mode out")
-    if args.ema_decay and (args.average_last or args.load_best_model_at_end):
-        other = "average_last" if args.average_last else "load_best_model_at_end"
-        raise ValueError(f"ema_decay and {other} choose the final model in two ways; leave one of the two out")
 
 
 def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any) -> None:
