@@ -205,7 +205,6 @@ def test_options_that_contradict_each_other_are_refused(tmp_path, capsys):
     for options, message in (
         (["--tokenizer", "words", "characters", "--tied", "all"], "two vocabularies; give tied decoder or none"),
         (["--tied", "some"], "tied is 'some'; give one of all, decoder, none"),
-        (["--tied", "none", "--tie-word-embeddings"], "tied none and tie_word_embeddings True contradict"),
         (["--tokenizer", "letters"], "tokenizer is letters; give one or two of: bpe, words"),
         (["--feature-columns", "3"], "feature_columns are columns of tables"),
         (["--tokenizer", "bytes", "--bpe-dropout", "0.1"], "bpe_dropout drops merges of bpe"),
