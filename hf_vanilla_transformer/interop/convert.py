@@ -91,8 +91,6 @@ def recognise(source: str | Path) -> str:
     if not found and (not place.exists() or (place / "config.json").exists()):  # Marian's error says more
         return "marian"
     known = ", ".join(SYSTEMS)
-    if not found and place.is_file() and (reason := state_dict.published_wrong(place)):
-        raise ConversionError(f"{source}: {reason}")
     if not found:
         raise ConversionError(f"{source} {UNKNOWN.format(known=known)}")
     if len(found) > 1:

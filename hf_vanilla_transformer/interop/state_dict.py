@@ -39,13 +39,6 @@ NEEDED = (
     "encoder_attention_heads", "decoder_attention_heads", "norm_position", "layer_norm_eps", "activation_function",
     "scale_embedding", "pad_token_id", "eos_token_id", "decoder_start_token_id",
 )  # fmt: skip
-# A tensor of a layout whose published code is no Transformer -> why; its corrected copies have the same names.
-PUBLISHED_WRONG = {
-    "encoder.encoder_layers.0.attention.linear_final.weight": (
-        "the code that this layout was published with splits heads by view() without transpose(), which mixes "
-        "positions: no other model computes that. If yours transposes, write a mapping (docs/interop.md)"
-    )
-}
 # Where frameworks put the state dict in what they save.
 PLACES = ("state_dict", "model_state_dict", "model_state", "model")
 
@@ -62,15 +55,6 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
     layout = read_mapping(options.mapping)
     model = from_tensors(_tensors(Path(source)), layout)
     return Converted(model, notes=tuple(_norm_note(layout, model.config.layer_norm_eps)))
-
-
-def published_wrong(file: Path) -> str | None:
-    """Returns why a state dict can't be taken for a Transformer by its names, or None."""
-    try:
-        tensors = _tensors(file)
-    except ConversionError:  # it is no state dict
-        return None
-    return next((reason for name, reason in PUBLISHED_WRONG.items() if name in tensors), None)
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

@@ -341,14 +341,6 @@ def assert_same(ours, theirs):
         plain_reference.assert_same(ours, lambda source, mask, target: theirs(source, target), PAD, START)
 
 
-def test_a_layout_whose_published_code_mixes_positions(tmp_path, capsys):
-    names = ("linear_q", "linear_k", "linear_v", "linear_final")
-    tensors = {f"encoder.encoder_layers.0.attention.{name}.weight": torch.zeros(8, 8) for name in names}
-    torch.save(tensors, tmp_path / "model.pt")
-    assert cli.main(["convert", str(tmp_path / "model.pt"), "--output", str(tmp_path / "ours")]) == 2
-    assert "splits heads by view() without transpose(), which mixes positions" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_shipped_layouts(layout, tmp_path):
     kind, more = LAYOUTS[layout]
