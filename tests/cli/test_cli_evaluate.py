@@ -17,7 +17,7 @@ from hf_vanilla_transformer.cli import evaluate
 from hf_vanilla_transformer.cli.models import decoding_options
 from hf_vanilla_transformer.cli.output import UsageError
 from hf_vanilla_transformer.metrics import measure, paired_bootstrap
-from hf_vanilla_transformer.translation.decoding import decode, translate
+from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.engine_backend import EngineBackend
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
@@ -45,6 +45,10 @@ def checkpoints(tiny_checkpoint, tmp_path_factory):
         model.save_pretrained(folders[-1])
         own_tokenizer.save_pretrained(folders[-1])
     return [str(folder) for folder in folders]
+
+
+def translate(model, tokenizer, sentences, **options):
+    return [row[0].text for row in decode(model, tokenizer, sentences, **options)]
 
 
 @pytest.fixture
