@@ -81,7 +81,6 @@ def register() -> None:
     """Registers the classes with transformers; a second call changes nothing."""
     from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
-    from .checkpoints.outdated import OUTDATED
     from .translation import register_pipeline
 
     config_class = __getattr__("VanillaTransformerConfig")
@@ -93,7 +92,7 @@ def register() -> None:
     AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     AutoModel.register(config_class, model_class, exist_ok=True)
     AutoModelForSeq2SeqLM.register(config_class, head_class, exist_ok=True)
-    for tokenizer_class in (*OUTDATED, *tokenizer_classes):
+    for tokenizer_class in tokenizer_classes:
         AutoTokenizer.register(config_class, tokenizer_class=tokenizer_class, exist_ok=True)
     register_pipeline()
     # Checkpoints carry their code (`trust_remote_code=True`): these say under which Auto class each is found there.

@@ -1,11 +1,11 @@
 """BLEU and chrF by sacreBLEU, BLEU as older papers computed it, exact match, and errors of symbols and characters.
 
-Each score has a signature; only scores with equal signatures are comparable. `corpus_bleu` is the one to report today;
-`compound_split_bleu` and `multi30k_bleu` are for comparisons with papers that used them.
+Each score has a signature; only scores with equal signatures are comparable. "bleu" is the one to report today;
+"bleu_compound_split" and "bleu_multi30k" are for comparisons with papers that used them.
 """
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -85,37 +85,6 @@ def why_unmeasurable(alone: Score) -> str | None:
     )
 
 
-def compound_split_bleu(hypotheses: Sequence[str], references: References, *, tokenize: str = "13a") -> Score:
-    """BLEU with compounds split at hyphens, case-sensitive and not smoothed: the paper's for English-German (Table 2).
-
-    The authors' script, tensor2tensor's get_ende_bleu.sh, splits hypotheses and references into words with Moses'
-    tokenizer.perl, then "rich-text" into three (see `split_compounds`), and runs multi-bleu.perl. This function does
-    the same after tokenising with one of sacreBLEU's tokenisers:
-
-    - "none" is for text that Moses has tokenised (`tokenizer.perl -l de`, hypotheses after
-      replace-unicode-punctuation.perl): the result is the script's own score, comparable with the paper's.
-    - "13a" is for plain text and comes close: it doesn't separate non-ASCII quotation marks and dashes from their
-      word, and unlike Moses it separates a hyphen after a digit.
-    - "intl" is for plain text and separates every punctuation mark, hyphens between letters included, so that only
-      hyphens between digits remain to be split.
-
-    The score is usually higher than sacreBLEU's for the same text: compare it only with scores of the same signature.
-
-    Args:
-        hypotheses: The translations, N strings.
-        references: The reference translations, in the same order.
-        tokenize: "13a", "intl" or "none", as above.
-
-    Returns:
-        The score; its signature has "tok:13a+compound-split" (or "intl", "none") and "smooth:none".
-
-    Raises:
-        ValueError: The numbers of hypotheses and references differ, there are none, or `tokenize` is another one.
-        TypeError: `hypotheses` or `references` is not a list of strings.
-    """
-    return measure(["bleu_compound_split"], hypotheses, references, tokenize=tokenize)["bleu_compound_split"]
-
-
 def split_compounds(text: str) -> str:
     r"""Writes "rich-text" as "rich ##AT##-##AT## text", by perl's `s{(\S)-(\S)}{$1 ##AT##-##AT## $2}g`.
 
@@ -124,65 +93,6 @@ def split_compounds(text: str) -> str:
     """
     split = re.sub(rb"(\S)-(\S)", rb"\1 ##AT##-##AT## \2", text.encode(errors="surrogatepass"))
     return split.decode(errors="surrogatepass")
-
-
-def multi30k_bleu(hypotheses: Sequence[str], references: References) -> Score:
-    """BLEU of lower-cased, tokenised text, as the literature on Multi30k reports it.
-
-    It is the score of `multi-bleu.perl -lc`: words are separated by white space, without smoothing. It is comparable
-    with published scores if both sides are tokenised as in the data set's own preparation (Moses' tokenizer.perl, no
-    byte-pair encoding); on plain text it means little.
-
-    Args:
-        hypotheses: The translations, N strings of tokenised text.
-        references: The reference translations, tokenised in the same way, in the same order.
-
-    Returns:
-        The score; its signature has "case:lc", "tok:none" and "smooth:none".
-
-    Raises:
-        ValueError: The numbers of hypotheses and references differ, or there are none.
-        TypeError: `hypotheses` or `references` is not a list of strings.
-    """
-    return measure(["bleu_multi30k"], hypotheses, references)["bleu_multi30k"]
-
-
-def corpus_chrf(
-    hypotheses: Sequence[str], references: References, *, word_order: int = 0, lowercase: bool = False
-) -> Score:
-    """ChrF of a corpus: the F-score of character n-grams up to length 6, with one reference per sentence.
-
-    Args:
-        hypotheses: The translations, N strings of plain text.
-        references: The reference translations, in the same order.
-        word_order: The longest word n-gram that counts in addition: 0 is chrF, 2 is chrF++.
-        lowercase: Whether the score is case-insensitive.
-
-    Returns:
-        The score, from 0 to 100.
-
-    Raises:
-        ValueError: The numbers of hypotheses and references differ, there are none, or `word_order` is negative.
-        TypeError: `hypotheses` or `references` is not a list of strings.
-    """
-    checked = _checked(hypotheses, references)
-    if word_order < 0:
-        raise ValueError(f"word_order is {word_order}; it must be 0 (chrF) or more (2: chrF++)")
-    return _score(CHRF(word_order=word_order, lowercase=lowercase), *checked)
-
-
-def exact_match(hypotheses: Sequence[str], references: References) -> float:
-    """Returns the percentage (0 to 100) of hypotheses that are identical to a reference.
-
-    Args:
-        hypotheses: The translations, N strings.
-        references: The reference translations, in the same order: a string, or a list of strings for each.
-
-    Raises:
-        ValueError: The numbers of hypotheses and references differ, or there are none.
-        TypeError: `hypotheses` or `references` is not a list of strings.
-    """
-    return measure(["exact_match"], hypotheses, references)["exact_match"].value
 
 
 def measure(
@@ -197,8 +107,20 @@ def measure(
 ) -> dict[str, Score]:
     """Measures hypotheses; all values are from 0 up, and percentages.
 
-    - "bleu", "bleu_multi30k", "bleu_compound_split" and "chrf": those of `corpus_bleu`, `multi30k_bleu`,
-      `compound_split_bleu` and `corpus_chrf`.
+    - "bleu": sacreBLEU's (`corpus_bleu`).
+    - "bleu_multi30k": of lower-cased, tokenised text, as the literature on Multi30k reports it: `multi-bleu.perl -lc`,
+      with words separated by white space, without smoothing. It is comparable with published scores if both sides are
+      tokenised as in the data set's own preparation (Moses' tokenizer.perl, no byte-pair encoding); on plain text it
+      means little.
+    - "bleu_compound_split": with compounds split at hyphens, case-sensitive and not smoothed: the paper's for
+      English-German (Table 2). The authors' script, tensor2tensor's get_ende_bleu.sh, splits both sides into words with
+      Moses' tokenizer.perl, then "rich-text" into three (`split_compounds`), and runs multi-bleu.perl; this does the
+      same after one of sacreBLEU's tokenisers, and is usually higher than "bleu" for the same text. "none" is for text
+      that Moses has tokenised (`tokenizer.perl -l de`, hypotheses after replace-unicode-punctuation.perl): the result
+      is the script's own. "13a" is for plain text and comes close: it doesn't separate non-ASCII quotation marks and
+      dashes from their word, and unlike Moses it separates a hyphen after a digit. "intl" separates every punctuation
+      mark of plain text, hyphens between letters included, so that only hyphens between digits remain to be split.
+    - "chrf": sacreBLEU's F-score of character n-grams up to length 6.
     - "exact_match": hypotheses that are a reference, symbol by symbol.
     - "wer": the others, as pronunciation and inflection report it (not the error rate of speech recognition).
     - "ser": errors per symbol of the references: edits (insertions, deletions, substitutions; Levenshtein), summed
@@ -212,7 +134,7 @@ def measure(
         hypotheses: N strings.
         references: One reference for each, or a list of them.
         sources: N sources; of those that are equal, the first one's hypothesis counts, with the references of all.
-        tokenize: Of "bleu" and "bleu_compound_split".
+        tokenize: Of "bleu", as for `corpus_bleu`, and "bleu_compound_split": "13a", "intl" or "none".
         lowercase: Of "bleu" and "chrf".
         symbols: Divides a text into symbols, as `data.symbols.symbol_splitter` has it for a tokenizer; None: texts are
             compared as they are, and the symbols of "ser" are what white space separates.
@@ -373,7 +295,7 @@ def paired_bootstrap(
         references: N reference translations, or lists of them, as for `measure`.
         names: Which measures are compared.
         tokenize: As for `corpus_bleu`.
-        lowercase: As for `corpus_bleu` and `corpus_chrf`.
+        lowercase: As for `measure`.
         symbols: As for `measure`.
 
     Returns:
@@ -431,11 +353,11 @@ def _score(metric: Metric, hypotheses: list[Any], streams: list[list[Any]]) -> S
 
 def _checked(hypotheses: Sequence[str], references: References) -> tuple[list[str], list[list[Any]]]:
     """The hypotheses, and the references as sacreBLEU has them: all first ones, all second ones, with None for none."""
-    hypotheses, each = _texts("hypotheses", hypotheses), _items("references", references)
-    rows = [
-        _texts(f"references[{index}]", one) if isinstance(one, list | tuple) else [_text(f"references[{index}]", one)]
-        for index, one in enumerate(each)
-    ]
+    for name, items in (("hypotheses", hypotheses), ("references", references)):
+        if isinstance(items, str):  # a sequence of strings too: its letters would be scored
+            raise TypeError(f"{name} is a str; give a list of strings, [text] for a single one")
+    hypotheses = list(hypotheses)
+    rows = [list(one) if isinstance(one, list | tuple) else [one] for one in references]
     if len(hypotheses) != len(rows) or not all(rows):
         raise ValueError(
             f"{len(hypotheses)} hypotheses but {sum(map(bool, rows))} references; give one reference per hypothesis, "
@@ -444,20 +366,3 @@ def _checked(hypotheses: Sequence[str], references: References) -> tuple[list[st
     if not rows:
         raise ValueError("hypotheses and references are empty; a score needs at least one sentence")
     return hypotheses, [list(column) for column in zip_longest(*rows)]
-
-
-def _texts(name: str, texts: object) -> list[str]:
-    return [_text(f"{name}[{index}]", text) for index, text in enumerate(_items(name, texts))]
-
-
-def _items(name: str, items: object) -> list[Any]:
-    # A string is a sequence of strings too, so the type check alone would accept it. A set has no order.
-    if isinstance(items, str | bytes | Mapping | Set) or not isinstance(items, Iterable):
-        raise TypeError(f"{name} is a {type(items).__name__}; give a list of strings, [text] for a single one")
-    return list(items)
-
-
-def _text(name: str, text: object) -> str:
-    if not isinstance(text, str):
-        raise TypeError(f"{name} is a {type(text).__name__}; every entry must be a string")
-    return text

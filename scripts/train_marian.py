@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer, set_seed
 
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.checkpoints.files import replacing
 from hf_vanilla_transformer.data.batching import TokenBudgetBatchSampler
 from hf_vanilla_transformer.engine import keep_freed_memory
 from hf_vanilla_transformer.metrics import corpus_bleu
-from hf_vanilla_transformer.translation.decoding import translate
 
 STATE = "training_state.pt"
 COOLDOWN = 0.2  # the share of the time, at its end, in which the learning rate falls to 0
@@ -57,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{len(pairs):,} pairs, {model.num_parameters():,} parameters, vocabulary of {len(tokenizer):,}", flush=True)
     train(model, pairs, folder / STATE, options)
     model.eval().save_pretrained(folder)
-    translations = translate(model, tokenizer, validation[0], num_beams=1, max_length=options.max_length)
+    translator = Translator(model, tokenizer=tokenizer)
+    translations = translator(validation[0], num_beams=1, max_length=options.max_length, progress_bar=False)
     print(f"validation, greedy: {corpus_bleu(translations, validation[1])}", flush=True)
 
 

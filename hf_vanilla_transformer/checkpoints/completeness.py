@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers.trainer_pt_utils import safe_globals
@@ -24,12 +23,11 @@ TRAINER_STATE = "trainer_state.json"
 RECIPE = "recipe.json"  # options of a run that can't change, and the fingerprint of its data
 OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
-WEIGHT_AVERAGE = "ema.pt"
 SCALER = "scaler.pt"
 RANDOM_STATES = "rng_state*.pth"
 SAFETENSORS = "model*.safetensors"  # in one file or sharded
 # Files of torch.save that resuming reads; nothing reads training_args.bin again.
-SAVED_BY_TORCH = (OPTIMIZER, SCHEDULER, WEIGHT_AVERAGE, SCALER, RANDOM_STATES)
+SAVED_BY_TORCH = (OPTIMIZER, SCHEDULER, SCALER, RANDOM_STATES)
 # Files that a model may lack; config.json is needed.
 OPTIONAL_JSON = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -141,15 +139,6 @@ def _check_loading(file: Path) -> None:
     """Loads a file as the Trainer does, but for its tensors' values."""
     try:
         with safe_globals():
-            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        lacking = _parameters_without_state(state) if file.name == OPTIMIZER else 0
+            torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # of many kinds
         raise CheckpointError(f"{file.name} can't be loaded ({first_line(error)})") from error
-    if lacking:
-        raise CheckpointError(f"{file.name} has no state of {lacking} parameters, so a resumed training would differ")
-
-
-def _parameters_without_state(optimizer: dict[str, Any]) -> int:
-    """Returns how many parameters lack a state, in an optimizer that has one for the others."""
-    parameters = {parameter for group in optimizer["param_groups"] for parameter in group["params"]}
-    return len(parameters - optimizer["state"].keys()) if optimizer["state"] else 0

@@ -4,7 +4,6 @@ import argparse
 from contextlib import suppress
 from pathlib import Path
 
-from . import explain
 from .arguments import (
     add_compute_type,
     add_host,
@@ -29,11 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", type=port_number, metavar="N", help="port of the page (default: the first that is free from 7860 on)"
     )
     add_host(parser, "page")
-    parser.add_argument(
-        "--space",
-        metavar="DIR",
-        help="write the page of `explain` into this new folder instead, as a static Space for the Hub, with its card",
-    )
     add_loading_arguments(parser)
     add_compute_type(parser)
     parser.set_defaults(run=_demo)
@@ -42,14 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _demo(arguments: argparse.Namespace) -> None:
     """Shows the page until it is interrupted."""
     name, host, port = arguments.model, arguments.host, arguments.port
-    if arguments.space is not None:
-        defaults = {"host": "127.0.0.1", "port": None, "threads": None, "device": None, "dtype": None}
-        if given := [one for one, usual in defaults.items() if getattr(arguments, one) != usual]:
-            raise UsageError(f"--{given[0]} is for the page that is served; leave it out with --space")
-        explain.write(
-            name, arguments.space, arguments.example, is_space=True, trust_remote_code=arguments.trust_remote_code
-        )
-        return
     check_model_name(name)
     demo = import_extra("demo")
     from ..checkpoints.kinds import Kind, kind_of

@@ -20,14 +20,13 @@ from .models import check_model_name, decoding_errors, decoding_options, load_en
 from .output import UsageError, check_output, say_written, show, table, warn, warn_of_line
 
 if TYPE_CHECKING:
-    from ..metrics import Comparison, Score
+    from ..metrics import Comparison
     from ..translation.evaluation import EvaluationResult, Measures
     from ..translation.scoring import Likelihood
     from ..translation.translator import Translator
 
 PACKAGES = ("torch", "transformers", "sacrebleu")
 LABELS = {"num_beams": "beam", "length_penalty": "alpha"}  # of rows that differ by the search
-BLEU_KINDS = {"sacrebleu": "bleu", "multi30k": "bleu_multi30k", "compound-split": "bleu_compound_split"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,8 +82,9 @@ def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME",
         help="of bleu, bleu_multi30k, bleu_compound_split, chrf, exact_match, wer, ser, cer (default: bleu and chrf; "
-        "with a tokenizer of words or characters, exact_match and ser). wer: the rest of exact_match; ser, cer: errors "
-        "per symbol, per character",
+        "with a tokenizer of words or characters, exact_match and ser). bleu_multi30k: lower-cased, split at white "
+        "space only, for tokenised text; bleu_compound_split: the paper's, with compounds split at hyphens; wer: the "
+        "rest of exact_match; ser, cer: errors per symbol, per character",
     )
     parser.add_argument(
         "--n-best",
@@ -94,20 +94,12 @@ def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
         "searched with more beams)",
     )
     parser.add_argument(
-        "--bleu",
-        nargs="+",
-        choices=BLEU_KINDS,
-        default=[],
-        help="sacrebleu: what to report today (default); multi30k: lower-cased, split at white space only, for "
-        "tokenised text; compound-split: the paper's, with compounds split at hyphens (##AT##-##AT##)",
-    )
-    parser.add_argument(
         "--tokenize",
         default="13a",
         metavar="NAME",
-        help="tokeniser of sacrebleu and compound-split: 13a (default), intl, none (for tokenised text), zh, char ...",
+        help="tokeniser of bleu and bleu_compound_split: 13a (default), intl, none (for tokenised text), zh, char ...",
     )
-    parser.add_argument("--lowercase", action="store_true", help="case-insensitive sacrebleu and chrF")
+    parser.add_argument("--lowercase", action="store_true", help="case-insensitive bleu and chrf")
     parser.add_argument(
         "--significance",
         action="store_true",
@@ -233,17 +225,11 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
 
 
 # ---- Measures ----
-def _given(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """Returns the measures that are named, by --bleu and --metrics."""
-    return tuple(dict.fromkeys([*(BLEU_KINDS[kind] for kind in arguments.bleu), *arguments.metrics]))
-
-
 def _check_measures(arguments: argparse.Namespace, count: int) -> None:
     """Raises an error, before a model is loaded, for measures that aren't available."""
     from ..metrics import check_resampling, measure
 
-    names = _given(arguments) or ("bleu",)
-    measure(names, ["a"], ["a"], tokenize=arguments.tokenize, lowercase=arguments.lowercase)
+    measure(arguments.metrics or ["bleu"], ["a"], ["a"], tokenize=arguments.tokenize, lowercase=arguments.lowercase)
     if arguments.significance:
         check_resampling(count)
 
@@ -252,19 +238,16 @@ def _measures(
     arguments: argparse.Namespace, translator: "Translator", sources: list[str], references: list[list[str]]
 ) -> "Measures":
     """Chooses what is still open by the first model's tokenizer, and warns of BLEU that can only be 0."""
-    from ..data.symbols import default_measures
     from ..metrics import check_resampling, measure, why_unmeasurable
     from ..translation.evaluation import Measures
 
-    names = _given(arguments)
+    names = dict.fromkeys(arguments.metrics)
     with decoding_errors():
-        if not arguments.metrics:
-            names += tuple(one for one in default_measures(translator.tokenizer) if not (names and one == "bleu"))
         measures = Measures.of(translator.tokenizer, names, tokenize=arguments.tokenize, lowercase=arguments.lowercase)
         _, kept = measures.lines(sources, references)
         if arguments.significance:
             check_resampling(len(kept))
-        bleu = [name for name in measures.names if name in BLEU_KINDS.values()]
+        bleu = [name for name in measures.names if name.startswith("bleu")]
         alone = measure(bleu, [own[0] for own in kept], kept, **measures.how)
     if problem := next(filter(None, map(why_unmeasurable, alone.values())), None):
         warn(problem)
@@ -346,9 +329,10 @@ def _settings(translator: "Translator", arguments: argparse.Namespace, options: 
 # ---- Output ----
 def _report(rows: Sequence[_Row]) -> str:
     """Formats the results: a table, the signatures, and BLEU's details."""
-    titles = {name: _title(name, score) for name, score in rows[0].result.scores.items()}
+    scores = rows[0].result.scores.items()
+    titles = {name: name if name.startswith("bleu_") else score.name for name, score in scores}
     lines = [["model", *titles.values(), "perplexity", "sentences/s", "tokens/s", "loading"]]
-    signatures = [f"{titles[name]}: {score.signature}" for name, score in rows[0].result.scores.items()]
+    signatures = [f"{titles[name]}: {score.signature}" for name, score in scores]
     details = []
     for row in rows:
         figures = [*(score.value for score in row.result.scores.values()), row.likelihood.perplexity]
@@ -358,20 +342,14 @@ def _report(rows: Sequence[_Row]) -> str:
             left_out = f"without {row.likelihood.num_left_out} pairs that are too long"
             signatures.append(f"perplexity of {row.name}: {left_out}")
         of = f" of {row.name}" if len(rows) > 1 else ""
-        scores = row.result.scores.items()
-        details += [f"{titles[name]}{of}: {score.details}" for name, score in scores if score.details]
+        own = row.result.scores.items()
+        details += [f"{titles[name]}{of}: {score.details}" for name, score in own if score.details]
     details += [
         f"{one.name} of {row.name}: p = {one.p_value:.3f} against {rows[0].name} ({one.signature})"
         for row in rows
         for one in row.comparisons
     ]
     return "\n".join([f"{rows[0].result.num_sentences} sentences", table(lines, align=">"), *signatures, *details])
-
-
-def _title(name: str, score: "Score") -> str:
-    """A column's title: the score's name, with the kind of an older BLEU."""
-    kind = next((kind for kind, measure in BLEU_KINDS.items() if measure == name != "bleu"), "")
-    return f"{score.name} {kind}".rstrip()
 
 
 def _write(arguments: argparse.Namespace, rows: list[_Row]) -> None:
@@ -398,12 +376,11 @@ def _record(arguments: argparse.Namespace, rows: list[_Row]) -> dict[str, Any]:
 
 def _row_record(row: _Row) -> dict[str, Any]:
     """One row as an object for the JSON file."""
-    likelihood, scores = row.likelihood, {name: asdict(score) for name, score in row.result.scores.items()}
+    likelihood = row.likelihood
     return {
         "models": row.models,
         "p_values": {one.name: one.p_value for one in row.comparisons},
-        "bleu": {kind: scores[name] for kind, name in BLEU_KINDS.items() if name in scores},
-        **{name: score for name, score in scores.items() if name not in BLEU_KINDS.values()},
+        **{name: asdict(score) for name, score in row.result.scores.items()},
         "perplexity": _finite(likelihood.perplexity),
         "negative_log_probability": _finite(likelihood.negative_log_probability),
         "num_reference_tokens": likelihood.num_tokens,

@@ -1,7 +1,6 @@
 """`vanilla-transformer explain`."""
 
 import argparse
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,56 +48,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> None:
-    names = ("title", "quantization", "language", "overwrite", "trust_remote_code")
-    write(arguments.model, arguments.output, arguments.example, **{name: getattr(arguments, name) for name in names})
-
-
-def write(
-    model: str,
-    output: str,
-    examples: Sequence[str] = (),
-    title: str | None = None,
-    *,
-    is_space: bool | None = None,
-    overwrite: bool = False,
-    trust_remote_code: bool = False,
-    **options: str,
-) -> None:
-    """Writes the page of a model, or a folder with it, and says where; the options are those of the command.
-
-    Args:
-        model: Its folder or name.
-        output: The page or the folder.
-        examples: Sentences.
-        title: Of the page.
-        is_space: Whether `output` is a folder; None: it is unless it ends with .html.
-        overwrite: Whether an existing page is replaced.
-        trust_remote_code: As for `Translator`.
-        **options: `quantization` and `language`.
-
-    Raises:
-        UsageError: The page can't be written there.
-        PageError: It can't compute the model.
-    """
+    """Writes the page of a model, or a folder with it, and says where."""
     from ..checkpoints.files import write_text
 
-    is_space = not output.lower().endswith(PAGE) if is_space is None else is_space
-    if not is_space:
-        check_output("--output", output, overwrite)
+    model, output = arguments.model, arguments.output
+    is_page = output.lower().endswith(PAGE)
+    if is_page:
+        check_output("--output", output, arguments.overwrite)
     else:
         check_output_folder(output, f"; a page's name ends with {PAGE}")
     check_model_name(model)
     said, samples = _of_card(Path(model))
-    title = title or said or Path(model).name
+    title = arguments.title or said or Path(model).name
     with loading():
         set_up_transformers()
         from ..explain.page import model_page
         from ..explain.space import write_space
         from ..translation.opening import load_to_translate
 
-    tokenizer, loaded = load_to_translate(model, "cpu", trust_remote_code=trust_remote_code)
-    page = model_page(loaded, tokenizer, title, examples or samples, **options)  # type: ignore[arg-type]
-    if not is_space:
+    tokenizer, loaded = load_to_translate(model, "cpu", trust_remote_code=arguments.trust_remote_code)
+    page = model_page(
+        loaded,
+        tokenizer,
+        title,
+        arguments.example or samples,
+        quantization=arguments.quantization,
+        language=arguments.language,
+    )
+    if is_page:
         write_text(output, page)
         say_written(output)
         return

@@ -2,53 +2,37 @@
 
 import argparse
 import json
-import platform
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from .. import __version__
 from .models import check_model_name, set_up_transformers
-from .output import RunError, UsageError, show, table
+from .output import RunError, show, table
 
 if TYPE_CHECKING:
     from ..hub.description import Description
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe a checkpoint, or show versions and this machine."""
+    """Describe a checkpoint."""
     parser.epilog = (
         "A checkpoint is described from its configuration and the headers of its weights: architecture in the paper's "
         "symbols, parameters, tokenizer and decoding. Its code doesn't run. The exit code is 1 if the tokenizer isn't "
         "the model's."
     )
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="DIR",
-        help="a saved model's folder, or its name on the Hub, to describe (default: describe this machine)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables; with DIR")
+    parser.add_argument("model", metavar="DIR", help="a saved model's folder, or its name on the Hub")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.set_defaults(run=_info)
 
 
 def _info(arguments: argparse.Namespace) -> None:
-    if arguments.model is None:
-        if arguments.json:
-            raise UsageError("--json describes a checkpoint; give its folder: info DIR --json")
-        _show_machine()
-    else:
-        _show_checkpoint(arguments.model, arguments.json)
-
-
-def _show_checkpoint(name: str, as_json: bool) -> None:
     """Prints the description of a checkpoint; fails at the end if its parts don't belong together."""
-    check_model_name(name)
+    check_model_name(arguments.model)
     from ..hub.description import describe
 
     set_up_transformers()
-    found = describe(name)
+    found = describe(arguments.model)
     values = {"total": found.total, **asdict(found)}
-    show(json.dumps(values, indent=1, ensure_ascii=False) if as_json else _text(found))
+    show(json.dumps(values, indent=1, ensure_ascii=False) if arguments.json else _text(found))
     if found.problems:
         raise RunError("; ".join(found.problems))
 
@@ -90,22 +74,3 @@ def _tokenizer(found: "Description") -> list[tuple[str, str]]:
 def _megabytes(number: int) -> str:
     """For instance "252.3 MB" or "8,192 bytes"; 1 MB is 1,000,000 bytes."""
     return f"{number / 1e6:,.1f} MB" if number >= 1e6 else f"{number:,} bytes"
-
-
-def _show_machine() -> None:
-    """Prints versions, the processor and the threads."""
-    import torch
-    import transformers
-
-    facts = [
-        ("hf_vanilla_transformer", __version__),
-        ("torch", torch.__version__),
-        ("transformers", transformers.__version__),
-        ("Python", platform.python_version()),
-        ("system", f"{platform.system()} {platform.machine()}"),
-        ("processor", torch.cpu.get_capabilities().get("cpu_name") or "unknown"),
-        ("vector instructions", torch.backends.cpu.get_cpu_capability()),
-        ("threads", str(torch.get_num_threads())),
-        ("GPU", torch.cuda.get_device_name() if torch.cuda.is_available() else "none"),
-    ]
-    print(table(facts))

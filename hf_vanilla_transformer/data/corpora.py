@@ -148,7 +148,6 @@ def tokenize(
     pairs: Dataset | IterableDataset,
     tokenizer: PreTrainedTokenizerBase,
     cleaning: Cleaning,
-    num_proc: int | None = None,
 ) -> Dataset | IterableDataset:
     """Tokenizes "source" into "input_ids" and "target" into "labels", and leaves out pairs as `cleaning` says.
 
@@ -159,8 +158,6 @@ def tokenize(
         tokenizer: Ends each sequence with its end-of-sentence token.
         cleaning: What to leave out; its counts are increased. For a stream this happens while it is read, in the
             process that reads it; a warning has the counts every `PAIRS_PER_REPORT` pairs.
-        num_proc: Number of processes; None: one, or one per core for a large corpus. The tokenizer itself uses all
-            cores too.
 
     Raises:
         CorpusError: No pair is left.
@@ -188,7 +185,7 @@ def tokenize(
     encoded = pairs.map(
         encode,
         batched=True,
-        num_proc=_processes(num_proc, len(pairs)),
+        num_proc=_processes(len(pairs)),
         new_fingerprint=_fingerprint(pairs, tokenizer),
         desc="Tokenizing",
     )
@@ -204,7 +201,6 @@ def resegment(
     copies: int,
     seed: int = 0,
     max_length: int | None = None,
-    num_proc: int | None = None,
 ) -> Dataset:
     """Returns several copies of the pairs, each with a new segmentation of both sides; an epoch covers all of them.
 
@@ -216,7 +212,6 @@ def resegment(
         copies: How many times each pair occurs, at least 1.
         seed: Decides the segmentations.
         max_length: A text whose new segmentation has more tokens than this keeps its usual one.
-        num_proc: Number of processes; None: one, or one per core for a large corpus.
     """
 
     def encode(batch: Mapping[str, list[Any]], rows: list[int], copy: int) -> dict[str, list[list[int]]]:
@@ -237,7 +232,7 @@ def resegment(
                 with_indices=True,
                 batched=True,
                 remove_columns=["source", "target"],
-                num_proc=_processes(num_proc, len(pairs) * copies),
+                num_proc=_processes(len(pairs) * copies),
                 new_fingerprint=None if pieces is None else Hasher.hash((*settings, copy)),
                 desc=f"BPE-dropout, copy {copy + 1} of {copies}",
             )
@@ -316,8 +311,8 @@ def _from_hub(corpus: Corpus, name: str, streaming: bool) -> Dataset | IterableD
     return dataset.map(to_pairs, **options)
 
 
-def _processes(num_proc: int | None, pairs: int) -> int | None:
-    return os.cpu_count() if num_proc is None and pairs > PAIRS_PER_PROCESS else num_proc
+def _processes(pairs: int) -> int | None:
+    return os.cpu_count() if pairs > PAIRS_PER_PROCESS else None  # the tokenizer itself uses all cores too
 
 
 def _fingerprint(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> str | None:

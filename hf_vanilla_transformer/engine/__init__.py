@@ -11,20 +11,13 @@
 The engine knows the paper, and the paper doesn't know it. `engine.attachment` has the contract.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from .attachment import Engine, EngineError, attach, attach_if_supported, detach
 from .memory import keep_freed_memory
 from .support import unsupported_reason
 from .training.shortcuts import training_shortcuts
 
-if TYPE_CHECKING:
-    from .callback import EngineCallback
-
 __all__ = [
     "Engine",
-    "EngineCallback",
     "EngineError",
     "attach",
     "attach_if_supported",
@@ -33,9 +26,3 @@ __all__ = [
     "training_shortcuts",
     "unsupported_reason",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "EngineCallback":  # which imports transformers' training, a fifth of a second
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{__name__}.callback").EngineCallback

@@ -7,8 +7,7 @@ options that the engine doesn't have, for that call. docs/engine.md names what i
 """
 
 import weakref
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import logging
@@ -59,14 +58,12 @@ class Engine:
             raise EngineError(f"the engine can't be attached to this model: {reason}")
         is_default, is_int8 = compute_type == "default", compute_type == "int8"
         self.compute_type = str(model.lm_head.weight.dtype).removeprefix("torch.") if is_default else compute_type
-        self.allow_autocast = allow_autocast
         self.calls, self.fallbacks = 0, 0
         self.last_reason: str | None = None
         self._model = weakref.ref(model)
         self._snapshot: Snapshot | None = Snapshot(model, allow_autocast)
         self._prepared: Prepared | None = Graph(model) if model.device.type == "cuda" else Packed(model, is_int8)
         self._change: str | None = None  # why it is off
-        self._before = _attach_options(model)  # what is attached until now, for `__exit__`
         self._warned: set[str] = set()
 
     @property
@@ -82,7 +79,7 @@ class Engine:
 
     def __exit__(self, *error: object) -> None:
         if (model := self._model()) is not None:
-            _restore(model, self._before)
+            detach(model)
 
     def generate(self, model: PreTrainedModel, arguments: dict[str, object]) -> Output:
         """Decodes for `model.generate(**arguments)` with the same result as without the engine.
@@ -182,31 +179,7 @@ def attach_if_supported(
         return nullcontext()
 
 
-def detach(model: PreTrainedModel) -> AbstractContextManager[object]:
-    """Takes the engine off a model; in a `with`, it is attached again at the end if it still can be.
-
-        engine.detach(model)
-        with engine.detach(model): ...
-
-    Args:
-        model: A model; one without an engine is left as it is.
-    """
-    at_the_end = ExitStack()
-    at_the_end.callback(_restore, model, _attach_options(model))
-    _restore(model, None)
-    return at_the_end
-
-
-def _attach_options(model: PreTrainedModel) -> dict[str, Any] | None:
-    """Returns how the engine that decodes for a model was attached, or None."""
-    attached = vars(model).get("engine")
-    if attached is None or not attached.is_on:
-        return None
-    return {"compute_type": attached.compute_type, "allow_autocast": attached.allow_autocast}
-
-
-def _restore(model: PreTrainedModel, options: dict[str, Any] | None) -> None:
+def detach(model: PreTrainedModel) -> None:
+    """Takes the engine off a model; one without an engine is left as it is."""
     if (attached := vars(model).pop("engine", None)) is not None:
         attached.switch_off("the engine was detached")
-    if options is not None and unsupported_reason(model, **options) is None:
-        attach(model, **options)

@@ -87,7 +87,6 @@ class TrainingFacts:
     precision: str | None = None  # for instance "bfloat16"
     seed: int | None = None
     averaged_checkpoints: int | None = None  # their number
-    ema_decay: float | None = None  # of the exponential moving average of the weights
     hardware: str | None = None  # for instance "1 x NVIDIA H200"
     seconds: float | None = None  # duration of the training
     software: str | None = None  # for instance "torch 2.13.0, transformers 5.23.0"
@@ -168,9 +167,8 @@ def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
     on_card = _from_card(folder)  # what isn't there any more, its author has removed
     values = {name: value for name, value in values.items() if name not in BY_AUTHOR and name not in on_card}
     values |= said_by_author(folder)
-    name, is_folder = str(values.get("name")), values.get("name") == "/".join(folder.resolve().parts[-2:])
-    # Version 0.2 saved folders as names that look like a repository's: "run/averaged-3".
-    values["name"] = name if is_repository(name) and not is_folder else local_name(folder)
+    name = str(values.get("name"))
+    values["name"] = name if is_repository(name) else local_name(folder)
     # Aliases of a tied matrix aren't saved.
     values["parameters"] = sum(math.prod(shape) for _, (_, shape) in tensors.values())
     return RunFacts(**{**values, "config": config}), note

@@ -58,7 +58,6 @@ LABELS = {
     "best_step": "update whose weights these are",
     "dropout_warmup_steps": "updates of warm-up of dropout",
     "bpe_dropout": "BPE-dropout",
-    "ema_decay": "decay of the average of the weights",
     "seconds": "time (h:mm:ss)",
 }
 

@@ -38,7 +38,6 @@ STALE = (
     FACTS,
     RECIPE,
     TRAINER_STATE,
-    "checksums.json",
     "training_args.bin",
 )
 LICENSE, LICENSE_OF_CODE = Path(__file__).parents[1] / "LICENSE", "LICENSE-CODE"

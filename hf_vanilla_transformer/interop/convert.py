@@ -30,8 +30,8 @@ SYSTEMS: dict[str, ModuleType] = {
     "mapping": state_dict,
 }
 UNKNOWN = (
-    "isn't the model of a known system; give --from with one of {known}. docs/interop.md says what their models "
-    "consist of; tensor2tensor isn't supported"
+    "isn't the model of a known system; give --from with one of {known}, or --mapping (--list-mappings has the shipped "
+    "ones). docs/interop.md says what their models consist of; tensor2tensor isn't supported"
 )
 TOLERANCE = 1e-3  # of log-probabilities, as a part of the largest: other kernels round differently
 LIMITS = "Quality, training data and licence are those of the original model."
@@ -91,12 +91,6 @@ def recognise(source: str | Path) -> str:
     if not found and (not place.exists() or (place / "config.json").exists()):  # Marian's error says more
         return "marian"
     known = ", ".join(SYSTEMS)
-    if not found and place.is_file() and (mappings := state_dict.matching(place)):
-        raise ConversionError(
-            f"{source} has the names of the shipped mapping {mappings[0]}; give --mapping {mappings[0]}"
-        )
-    if not found and place.is_file() and (reason := state_dict.published_wrong(place)):
-        raise ConversionError(f"{source}: {reason}")
     if not found:
         raise ConversionError(f"{source} {UNKNOWN.format(known=known)}")
     if len(found) > 1:

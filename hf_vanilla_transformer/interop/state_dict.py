@@ -5,7 +5,6 @@ docs/interop.md describes the file's entries.
 
 import math
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from ..errors import first_line
 from .interface import ConversionError, ConversionOptions, Converted
-from .layout import POSITIONS, STACKS, Layout, count_layers, from_tensors, rules_of, variants
+from .layout import POSITIONS, Layout, from_tensors, variants
 from .mappings import FOLDER, shipped_mappings
 from .pickles import read, tensors_of
 
@@ -40,13 +39,6 @@ NEEDED = (
     "encoder_attention_heads", "decoder_attention_heads", "norm_position", "layer_norm_eps", "activation_function",
     "scale_embedding", "pad_token_id", "eos_token_id", "decoder_start_token_id",
 )  # fmt: skip
-# A tensor of a layout whose published code is no Transformer -> why; its corrected copies have the same names.
-PUBLISHED_WRONG = {
-    "encoder.encoder_layers.0.attention.linear_final.weight": (
-        "the code that this layout was published with splits heads by view() without transpose(), which mixes "
-        "positions: no other model computes that. If yours transposes, write a mapping (docs/interop.md)"
-    )
-}
 # Where frameworks put the state dict in what they save.
 PLACES = ("state_dict", "model_state_dict", "model_state", "model")
 
@@ -63,43 +55,6 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
     layout = read_mapping(options.mapping)
     model = from_tensors(_tensors(Path(source)), layout)
     return Converted(model, notes=tuple(_norm_note(layout, model.config.layer_norm_eps)))
-
-
-def matching(file: Path) -> list[str]:
-    """Returns the shipped mappings whose names are those of a state dict, none missing and none left over."""
-    try:
-        tensors = _tensors(file)
-    except ConversionError:  # it is no state dict
-        return []
-    found = []
-    for name in shipped_mappings():
-        entries = _entries(name)
-        layout = Layout(entries["names"], ignored=tuple(entries.get("ignored", ())))
-        # Counting layers takes long: first, what is in none.
-        outside = {ours: theirs for ours, theirs in layout.names.items() if "*" not in ours}
-        if _names(Layout(outside), dict.fromkeys(STACKS, 0), needed=True) - tensors.keys():
-            continue
-        layers = count_layers(layout, tensors)
-        others = tensors.keys() - _names(layout, layers)
-        is_left_over = any(not any(fnmatchcase(one, pattern) for pattern in layout.ignored) for one in others)
-        if _names(layout, layers, needed=True) <= tensors.keys() and not is_left_over:
-            found.append(name)
-    return found
-
-
-def published_wrong(file: Path) -> str | None:
-    """Returns why a state dict can't be taken for a Transformer by its names, or None."""
-    try:
-        tensors = _tensors(file)
-    except ConversionError:  # it is no state dict
-        return None
-    return next((reason for name, reason in PUBLISHED_WRONG.items() if name in tensors), None)
-
-
-def _names(layout: Layout, layers: Mapping[str, int], *, needed: bool = False) -> set[str]:
-    """The tensors of a layout; with `needed`, without biases, as there are models with and without."""
-    names = {one for rule in rules_of(layout, layers) for one in rule.theirs}
-    return {one for one in names if not (needed and one.endswith("bias"))}
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

@@ -47,7 +47,6 @@ class DataArguments:
     feature_columns: list[str] = _files(
         "Columns with features of the source, such as V;PST, each of which is a symbol (a .tsv without a header: 3)."
     )
-    dataset_name: str | None = _option(None, "A data set on the Hub, for each of the three that has no files or data.")
     dataset_config_name: str | None = _option(None, "Configuration of the data sets on the Hub, such as de-en.")
     train_split: str = _option("train", "Split of the data sets on the Hub to train on.")
     validation_split: str = _option("validation", "Split for the evaluations during training.")
@@ -57,7 +56,6 @@ class DataArguments:
     max_length_ratio: float | None = _option(None, "Leave out pairs with a larger ratio of their lengths.")
     bpe_dropout: float = _option(0.0, "Probability of dropping a merge in training data (Provilkov et al. 2020: 0.1).")
     bpe_dropout_copies: int = _option(16, "Segmentations of the corpus per epoch, with bpe_dropout.")
-    preprocessing_num_workers: int | None = _option(None, "Processes that tokenize (default: by the corpus's size).")
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -66,8 +64,6 @@ class DataArguments:
             if source and not target and all(map(is_table, source)):  # both sides are there
                 setattr(self, f"{part}_source", [])
                 setattr(self, f"{part}_data", [*source, *data])
-            if self.dataset_name and not (getattr(self, f"{part}_source") or getattr(self, f"{part}_data")):
-                setattr(self, f"{part}_data", [self.dataset_name])
 
     def corpus(self, part: str) -> Corpus:
         """Returns the corpus of "train", "validation" or "test"; it is false if no source is given.
@@ -137,10 +133,8 @@ class ModelArguments:
         None, "One more LayerNorm at the end of each stack, as pre-norm models have."
     )
     tied: str | None = _option(
-        None, "Matrices that are one, in short. all: both embeddings and the projection; decoder: the last two; none."
+        None, "Matrices that are one (3.4). all: both embeddings and the projection; decoder: the last two; none."
     )
-    share_encoder_decoder_embeddings: bool | None = _option(None, "One matrix for source and target embeddings (3.4).")
-    tie_word_embeddings: bool | None = _option(None, "The same matrix for the pre-softmax projection (3.4).")
     num_beams: int | None = _option(None, "Beam size in the saved generation config (default: 4, 6.1).")
     gnmt_length_penalty: float | None = _option(None, "alpha in the saved generation config (default: 0.6, 6.1).")
     early_stopping: bool | str | None = _option(None, "When a search ends: true, false or never (default: true, 6.1).")
@@ -148,7 +142,6 @@ class ModelArguments:
     def __post_init__(self) -> None:
         check_ranges(self)
         check_model(self)
-        vars(self).update(TIED[self.tied] if self.tied is not None else {})
 
     def decoding(self) -> dict[str, object]:
         """Returns the fields of the model's generation config that differ from the paper's."""
@@ -169,6 +162,7 @@ class ModelArguments:
         """
         known = {field.name for field in dataclasses.fields(VanillaTransformerConfig)}
         given = {name: value for name, value in vars(self).items() if name in known and value is not None}
+        given |= TIED.get(self.tied or "", {})
         try:
             return VanillaTransformerConfig.from_preset(self.preset, **{**fields, **given, "vocab_size": vocab_size})
         except Exception as error:  # strict dataclasses raise their own errors
@@ -188,7 +182,7 @@ class ModelArguments:
         start = ids["eos_token_id" if ids["bos_token_id"] is None else "bos_token_id"]
         fields: dict[str, object] = {**ids, "decoder_start_token_id": start}
         if getattr(tokenizer, "separate_vocabs", False):  # with a vocabulary for each side
-            if self.share_encoder_decoder_embeddings:
+            if self.tied == "all":
                 raise RecipeError("the tokenizer has two vocabularies, which can't share a matrix; give tied decoder")
             size = max(tokenizer.target_encoder.values()) + 1
             fields |= {"decoder_vocab_size": size, "share_encoder_decoder_embeddings": False}
@@ -243,9 +237,6 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     )
     rdrop_alpha: float = _option(
         0.0, "Weight of R-Drop's divergence of two passes with other dropout (Liang et al. 2021: 5); 0: none."
-    )
-    ema_decay: float = _option(
-        0.0, "Decay of a moving average of the weights, which becomes the final model (0.999 is usual); 0: none."
     )
     early_stopping_patience: int | None = _option(None, "Stop after this many evaluations without improvement.")
     max_nonfinite_updates: int = _option(

@@ -1,6 +1,6 @@
-"""Metrics of evaluations during training: BLEU, chrF, errors of symbols and others of the translated validation set."""
+"""Metrics of evaluations during training: BLEU, chrF and errors of symbols of the translated validation set."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import datasets
@@ -16,8 +16,6 @@ from .arguments import VanillaTransformerTrainingArguments
 
 NO_SYMBOL = "\ufffd"  # in a reference, for one that no translation can have
 
-Metric = Callable[[list[str], list[str]], float]  # of translations and references
-
 
 class TranslationMetrics:
     """Scores the translations of the validation set, for `compute_metrics`, and keeps a few of them to look at.
@@ -25,8 +23,7 @@ class TranslationMetrics:
     Args:
         tokenizer: Decodes the token ids.
         tokenize: sacreBLEU's way to split words; "none" for text that is split already.
-        metrics: Names of `metrics.MEASURES`, without one those of `default_measures`; and functions
-            `f(translations, references)`, reported by their names.
+        metrics: Names of `metrics.MEASURES`; without one, those of `default_measures`.
         num_samples: How many translations to keep as samples.
 
     Attributes:
@@ -38,25 +35,19 @@ class TranslationMetrics:
     with the same source are one, with several references, if the Trainer gives the inputs.
 
     Raises:
-        TypeError: A metric is neither a measure's name nor a function; when called, the predictions are logits.
+        ValueError: When called, there is no such measure.
+        TypeError: When called, the predictions are logits.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
         tokenize: str = "13a",
-        metrics: Sequence[str | Metric] = (),
+        metrics: Sequence[str] = (),
         num_samples: int = 3,
     ) -> None:
-        names = [one for one in metrics if isinstance(one, str) and one in MEASURES]
-        functions: list[Any] = [one for one in metrics if one not in names]
-        if wrong := [one for one in functions if not hasattr(one, "__name__")]:
-            shown = repr(wrong[0]) if isinstance(wrong[0], str) else f"a {type(wrong[0]).__name__}"
-            raise TypeError(
-                f"metrics has {shown}; pass functions f(translations, references), or some of {', '.join(MEASURES)}"
-            )
-        self.tokenizer, self.metrics = tokenizer, functions
-        self.measures = Measures.of(tokenizer, names, tokenize=tokenize)
+        self.tokenizer = tokenizer
+        self.measures = Measures.of(tokenizer, metrics, tokenize=tokenize)
         self.num_samples = num_samples
         self.samples: list[tuple[str, str, str]] = []
         self.scores: dict[str, Score] = {}
@@ -74,8 +65,7 @@ class TranslationMetrics:
             sources=None if self.measures.symbols is None else self._sources(predictions.inputs),
             **self.measures.how,
         )
-        others = {metric.__name__: float(metric(hypotheses, references)) for metric in self.metrics}
-        return {name: score.value for name, score in self.scores.items()} | others
+        return {name: score.value for name, score in self.scores.items()}
 
     def why_unmeasurable(self, rows: Iterable[Mapping[str, Any]]) -> str | None:
         """Returns why BLEU can't measure translations of tokenized rows, or None if it can."""

@@ -61,8 +61,8 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("dropout_warmup_steps", "average_last", "max_nonfinite_updates", "num_samples"), _NOT_NEGATIVE),
     **dict.fromkeys(("rdrop_alpha", "gnmt_length_penalty", "length_tolerance"), _NOT_NEGATIVE),
     **dict.fromkeys(("early_stopping_patience", "shuffle_buffer_size", "max_length", "max_length_ratio"), _COUNT),
-    **dict.fromkeys(("bpe_dropout_copies", "preprocessing_num_workers", "num_beams", "min_frequency"), _COUNT),
-    **dict.fromkeys(("ema_decay", "bpe_dropout"), _SHARE),
+    **dict.fromkeys(("bpe_dropout_copies", "num_beams", "min_frequency"), _COUNT),
+    "bpe_dropout": _SHARE,
 }
 
 
@@ -88,9 +88,6 @@ def check_model(model: Any) -> None:
         raise ValueError(f"tied is {model.tied!r}; give one of {', '.join(TIED)}")
     if model.tied == "all" and len(model.tokenizer) > 1:
         raise ValueError("two kinds of tokenizers have two vocabularies; give tied decoder or none, or one kind")
-    for name, value in TIED[model.tied].items():
-        if (given := getattr(model, name)) not in (None, value):
-            raise ValueError(f"tied {model.tied} and {name} {given} contradict each other; leave one out")
 
 
 def check_training(args: Any) -> None:
@@ -105,9 +102,6 @@ def check_training(args: Any) -> None:
         raise ValueError("dropout_warmup_steps would compile packed batches at each update; leave torch_compile out")
     if args.packed and args.torch_compile_mode in ("reduce-overhead", "max-autotune"):
         raise ValueError("packed batches aren't supported with CUDA graphs; leave torch_compile_mode out")
-    if args.ema_decay and (args.average_last or args.load_best_model_at_end):
-        other = "average_last" if args.average_last else "load_best_model_at_end"
-        raise ValueError(f"ema_decay and {other} choose the final model in two ways; leave one of the two out")
 
 
 def check_saved_model(places: Sequence[Mapping[str, object]], given: Mapping[str, object], model: Any) -> None:

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import RecipeError, VanillaTransformerTrainingArguments
-from .weight_average import WeightAverageTrainer
+from .sharding import ShardingTrainer
 
 LOGITS_PER_CHUNK = 2**18  # 1 MiB in float32: half a dozen such tensors stay in the cache
 
@@ -93,7 +93,7 @@ def _chunk(first: Tensor, second: Tensor, labels: Tensor, eps: float, weight: fl
     return loss, of_first, of_second
 
 
-class RDropTrainer(WeightAverageTrainer):
+class RDropTrainer(ShardingTrainer):
     """Seq2SeqTrainer with R-Drop, if `rdrop_alpha` isn't 0."""
 
     args: VanillaTransformerTrainingArguments

@@ -209,14 +209,13 @@ class Run:
     def _tokenized(
         self, pairs: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase
     ) -> Dataset | IterableDataset:
-        workers = self.data.preprocessing_num_workers
-        train = tokenize(pairs, tokenizer, self.cleaning, workers)
+        train = tokenize(pairs, tokenizer, self.cleaning)
         if not self.data.bpe_dropout:
             return train
         try:
             dropout = BPEDropout(tokenizer, self.data.bpe_dropout)
             copies, longest = self.data.bpe_dropout_copies, self.data.max_length
-            return resegment(train, dropout, copies, self.args.seed_of_data, longest, workers)
+            return resegment(train, dropout, copies, self.args.seed_of_data, longest)
         except ValueError as error:  # another kind of tokenizer
             raise RecipeError(first_line(error)) from error
 

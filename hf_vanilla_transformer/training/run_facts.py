@@ -70,7 +70,6 @@ def recipe_of(args: VanillaTransformerTrainingArguments, model: PreTrainedModel,
         consistency=f"R-Drop, alpha {args.rdrop_alpha:g}" if args.rdrop_alpha else None,
         precision="bfloat16 autocast" if args.bf16 else "float16 autocast" if args.fp16 else "float32",
         seed=args.seed,
-        ema_decay=args.ema_decay or None,
     )
 
 

@@ -24,9 +24,9 @@ SAVING = ".saving"  # a folder for new files until they replace old ones
 FINGERPRINT = "data_fingerprint"  # in recipe.json, beside the options
 # Options that may change when a run resumes, beside those of validation and test data.
 FREE_OPTIONS = {
-    *("preprocessing_num_workers", "num_beams", "gnmt_length_penalty", "early_stopping"),
+    *("num_beams", "gnmt_length_penalty", "early_stopping"),
     # Data may move: the fingerprint of its content decides.
-    *("data_dir", "train_source", "train_target", "train_data", "dataset_name"),
+    *("data_dir", "train_source", "train_target", "train_data"),
 }
 BEST = "metric_for_best_model"  # checkpoints keep its best value, which another metric's would be compared with
 

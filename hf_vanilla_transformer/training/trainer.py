@@ -27,7 +27,7 @@ from transformers.trainer_utils import EvalLoopOutput, SchedulerType, TrainOutpu
 from transformers.utils import logging
 
 from .. import engine
-from ..checkpoints.completeness import OPTIMIZER, SCALER, SCHEDULER, WEIGHT_AVERAGE, checkpoints_in, damage_of
+from ..checkpoints.completeness import OPTIMIZER, SCALER, SCHEDULER, checkpoints_in, damage_of
 from ..checkpoints.loading import not_finite, tokenizer_fingerprint
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
@@ -374,7 +374,7 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         """
         if checkpoint is None:
             return
-        needed = {OPTIMIZER: None, SCHEDULER: None, WEIGHT_AVERAGE: "ema_decay", SCALER: "fp16"}  # by which option
+        needed = {OPTIMIZER: None, SCHEDULER: None, SCALER: "fp16"}  # by which option
         for file, option in needed.items():
             if (option is None or getattr(self.args, option)) and not Path(checkpoint, file).exists():
                 fix = f", or leave {option} out if the run had none" if option else ""
@@ -428,7 +428,6 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         self.gather_function = self.accelerator.gather_for_metrics
         try:
             with (
-                self.averaged_weights(),
                 paused_shortcuts(self.model),  # first, as the engine doesn't attach to a model with them
                 engine.attach_if_supported(self.model, allow_autocast=True)
                 if self.args.predict_with_generate

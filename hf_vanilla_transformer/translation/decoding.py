@@ -40,19 +40,6 @@ def backend_of(model: "PreTrainedModel | Backend", tokenizer: "PreTrainedTokeniz
     return EngineBackend(model, tokenizer)
 
 
-def translate(
-    model: "PreTrainedModel | Backend", tokenizer: "PreTrainedTokenizerBase", sentences: Iterable[str], **options: Any
-) -> list[str]:
-    """Translates sentences: one line each, in their order; one that is empty or white space stays empty.
-
-    Arguments and errors are those of `decode`, without `n_best`.
-
-    Returns:
-        As many translations as there are sentences.
-    """
-    return [translations[0].text for translations in decode(model, tokenizer, sentences, **options)]
-
-
 def decode(
     model: "PreTrainedModel | Backend",
     tokenizer: "PreTrainedTokenizerBase",

@@ -63,7 +63,7 @@ def ensemble(models: Sequence[PreTrainedModel], tokenizers: Sequence[PreTrainedT
         tokenizers: Their tokenizers, in the same order.
 
     Returns:
-        What `translate`, `decode` and `score_targets` take in a model's place.
+        What `Translator`, `decode` and `score_targets` take in a model's place.
 
     Raises:
         ValueError: There is no member, or they have different vocabularies or special tokens.

@@ -96,7 +96,7 @@ def score_pairs(
         sources: The sentences; an empty one is a source of `</s>` alone.
         targets: Their translations, in the same order; an empty one is `</s>` alone.
         batch_size: Sentences at a time at most; fewer where they are long.
-        max_tokens: Tokens of a source and of a target at most, as `max_source_tokens` of `translate`. Pairs that have
+        max_tokens: Tokens of a source and of a target at most, as `max_source_tokens` of `decode`. Pairs that have
             more are left out.
         progress: Called with the number of sentences done since its last call.
         on_omission: Called with the index of each pair that is left out; None: a warning is logged.

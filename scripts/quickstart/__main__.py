@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hf_vanilla_transformer import Translator, cli
 from hf_vanilla_transformer.explain.page import model_page
-from hf_vanilla_transformer.metrics import corpus_bleu, exact_match
+from hf_vanilla_transformer.metrics import measure
 from hf_vanilla_transformer.plots.curves import plot_attention
 from hf_vanilla_transformer.training.recipe import options_of, parse_recipe
 from hf_vanilla_transformer.translation.attention import attention_of
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
 
     translator = Translator(model)
-    metrics = measure(model, parts["test"]) | {"seconds": round(time.perf_counter() - start, 1)}
+    metrics = score_test(model, parts["test"]) | {"seconds": round(time.perf_counter() - start, 1)}
     (run / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
     draw_attention(translator, parts["test"], run / "cross_attention.png")
     page = run / "explain.html"
@@ -111,13 +111,12 @@ def show_corpus(parts: dict[str, list[Pair]]) -> None:
         print(f"  {english}\n    {german}")
 
 
-def measure(model: Path, pairs: list[Pair]) -> dict[str, float | str]:
+def score_test(model: Path, pairs: list[Pair]) -> dict[str, float | str]:
     """Scores the translations of the test set that the training has left beside the model."""
     translations = (model / "test.translations.txt").read_text(encoding="utf-8").splitlines()
     references = [german for _, german in pairs]
-    bleu = corpus_bleu(translations, references)
-    match = exact_match(translations, references)
-    return {"exact_match": match, "bleu": bleu.value, "bleu_signature": bleu.signature}
+    match, bleu = measure(["exact_match", "bleu"], translations, references).values()
+    return {"exact_match": match.value, "bleu": bleu.value, "bleu_signature": bleu.signature}
 
 
 def draw_attention(translator: Translator, pairs: list[Pair], file: Path) -> None:

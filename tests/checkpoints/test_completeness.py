@@ -153,16 +153,6 @@ def test_files_of_several_processes_and_of_float16(checkpoint, number):
     assert damage_of(checkpoint).startswith(f"{number} can't be loaded")
 
 
-def test_an_optimizers_state_that_lacks_a_parameter(checkpoint):
-    state = torch.load(checkpoint / "optimizer.pt", weights_only=True)
-    torch.save({**state, "state": {}}, checkpoint / "optimizer.pt")  # as of SGD without momentum
-    assert damage_of(checkpoint) is None
-    del state["state"][2]
-    torch.save(state, checkpoint / "optimizer.pt")
-    assert damage_of(checkpoint).startswith("optimizer.pt has no state of 1 parameters")
-    assert damage_of(checkpoint, to_resume=False) is None
-
-
 # Sharded weights
 
 

@@ -16,14 +16,8 @@ from hf_vanilla_transformer import VanillaTransformerTokenizerFast, __version__,
 from hf_vanilla_transformer.cli import evaluate
 from hf_vanilla_transformer.cli.models import decoding_options
 from hf_vanilla_transformer.cli.output import UsageError
-from hf_vanilla_transformer.metrics import (
-    compound_split_bleu,
-    corpus_bleu,
-    corpus_chrf,
-    multi30k_bleu,
-    paired_bootstrap,
-)
-from hf_vanilla_transformer.translation.decoding import decode, translate
+from hf_vanilla_transformer.metrics import measure, paired_bootstrap
+from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.engine_backend import EngineBackend
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
@@ -51,6 +45,10 @@ def checkpoints(tiny_checkpoint, tmp_path_factory):
         model.save_pretrained(folders[-1])
         own_tokenizer.save_pretrained(folders[-1])
     return [str(folder) for folder in folders]
+
+
+def translate(model, tokenizer, sentences, **options):
+    return [row[0].text for row in decode(model, tokenizer, sentences, **options)]
 
 
 @pytest.fixture
@@ -89,10 +87,10 @@ def test_figures_are_those_of_the_librarys_functions(run, checkpoints):
     assert record["num_sentences"] == 4
     assert (record["source"], record["reference"], record["ensemble"]) == ("source.en", "reference.de", False)
     (result,) = record["results"]
-    bleu, chrf = corpus_bleu(texts, REFERENCES), corpus_chrf(texts, REFERENCES)
+    bleu, chrf = measure(["bleu", "chrf"], texts, REFERENCES).values()
     likelihood = score_targets(model, tokenizer, SOURCES, REFERENCES)
     assert result["models"] == checkpoints[:1]
-    assert result["bleu"] == {"sacrebleu": asdict(bleu)}
+    assert result["bleu"] == asdict(bleu)
     assert result["chrf"] == asdict(chrf)
     assert f"BLEU: {bleu.details}\n" in out
     assert result["perplexity"] == pytest.approx(likelihood.perplexity, rel=1e-5)
@@ -161,7 +159,7 @@ def test_searches_are_rows_of_a_model_that_is_loaded_once(run, checkpoints, monk
     searches = [{"num_beams": beams, "gnmt_length_penalty": alpha} for beams in (2, 4) for alpha in (0.0, 5.0)]
     texts = [translate(model, tokenizer, sources, **search) for search in searches]
     for result, own, search in zip(results, texts, searches, strict=True):
-        assert result["chrf"] == asdict(corpus_chrf(own, references))
+        assert result["chrf"] == asdict(measure(["chrf"], own, references)["chrf"])
         assert search.items() <= result["decoding"].items()
     comparisons = paired_bootstrap(texts, references)[0]
     assert results[1]["p_values"] == {one.name: one.p_value for one in comparisons}
@@ -216,21 +214,16 @@ def test_an_ensemble_is_one_row_of_averaged_probabilities(run, checkpoints):
 
 
 def test_every_bleu(run, checkpoints):
-    kinds = ["--bleu", "compound-split", "multi30k", "sacrebleu", "--tokenize", "intl", "--lowercase"]
-    code, out, _ = run(*OPTIONS, *kinds, "--json", "figures.json", "--output", "translations.de")
+    names = ["bleu_compound_split", "bleu_multi30k", "bleu", "chrf"]
+    given = ["--metrics", *names, "--tokenize", "intl", "--lowercase"]
+    code, out, _ = run(*OPTIONS, *given, "--json", "figures.json", "--output", "translations.de")
     texts = Path("translations.de").read_text(encoding="utf-8").split("\n")[:-1]
-    expected = {
-        "compound-split": compound_split_bleu(texts, REFERENCES, tokenize="intl"),
-        "multi30k": multi30k_bleu(texts, REFERENCES),
-        "sacrebleu": corpus_bleu(texts, REFERENCES, tokenize="intl", lowercase=True),
-    }
+    scores = measure(names, texts, REFERENCES, tokenize="intl", lowercase=True)
     (result,) = json.loads(Path("figures.json").read_text(encoding="utf-8"))["results"]
     assert code == 0
-    assert {kind: (score["value"], score["signature"]) for kind, score in result["bleu"].items()} == {
-        kind: (score.value, score.signature) for kind, score in expected.items()
-    }
-    assert result["chrf"]["value"] == corpus_chrf(texts, REFERENCES, lowercase=True).value
-    assert f"BLEU multi30k: {expected['multi30k'].signature}" in out
+    assert {name: result[name] for name in names} == {name: asdict(score) for name, score in scores.items()}
+    assert f"bleu_multi30k: {scores['bleu_multi30k'].signature}" in out
+    assert out.splitlines()[1].split()[1:5] == ["bleu_compound_split", "bleu_multi30k", "BLEU", "chrF2"]
 
 
 # Files
@@ -330,7 +323,7 @@ def test_translations_are_written_before_the_figures(run, monkeypatch):
         (["--length-penalty", "0", "1", "--output", "new"], "is for one model's translations; give a single --model"),
         (["--ensemble"], "--ensemble needs two models or more; give --model A B"),
         (["--tokenize", "moses"], "unknown tokenize='moses'; sacreBLEU has 'none'"),
-        (["--bleu", "compound-split", "--tokenize", "char"], "tokenize='char' can't be combined with split compounds"),
+        (["--metrics", "bleu_compound_split", "--tokenize", "char"], "tokenize='char' can't be combined with split"),
         (["--length-penalty", "-1"], "--length-penalty: '-1' is not a number of at least 0"),
     ],
 )  # fmt: skip

@@ -1,7 +1,6 @@
-"""`vanilla-transformer explain` and `demo --space`: what they write, and one line for each mistake."""
+"""`vanilla-transformer explain`: what it writes, and one line for each mistake."""
 
 import json
-import sys
 from functools import partial
 
 import pytest
@@ -38,11 +37,8 @@ def test_a_page_has_the_model_and_the_examples(run, tiny_checkpoint, tmp_path):
     assert (small["examples"], small["title"]) == ([], tiny_checkpoint.name)
 
 
-@pytest.mark.parametrize("command", [("explain", "--output"), ("demo", "--space")])
-def test_a_folder_is_a_static_space_with_its_card(run, tiny_checkpoint, tmp_path, command, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gradio", None)  # isn't needed
-    name, option = command
-    code, out, err = run(name, "--model", tiny_checkpoint, option, "space", "--example", "nine")
+def test_a_folder_is_a_static_space_with_its_card(run, tiny_checkpoint, tmp_path):
+    code, out, err = run("explain", "--model", tiny_checkpoint, "--output", "space", "--example", "nine")
     assert (code, err) == (0, "")
     assert "wrote the static Space space; open space/index.html" in out
     assert {file.name for file in (tmp_path / "space").iterdir()} == {"index.html", "README.md"}
@@ -62,8 +58,6 @@ def test_a_folder_is_a_static_space_with_its_card(run, tiny_checkpoint, tmp_path
             ("explain", "--model", "CHECKPOINT", "--output", "taken"),
             "taken exists; choose another output; a page's name",
         ),
-        (("demo", "--model", "CHECKPOINT", "--space", "taken"), "taken exists"),
-        (("demo", "--model", "CHECKPOINT", "--space", "new", "--port", "80"), "--port is for the page that is served"),
         (
             ("explain", "--model", "CHECKPOINT", "--output", "p.html", "--quantization", "int4"),
             "invalid choice: 'int4'",

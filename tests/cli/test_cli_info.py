@@ -1,4 +1,4 @@
-"""`vanilla-transformer info`: what it prints of this machine and of checkpoints."""
+"""`vanilla-transformer info`: what it prints of checkpoints."""
 
 import json
 import re
@@ -6,25 +6,15 @@ import shutil
 
 import pytest
 import torch
-import transformers
 from opus_mt import opus_mt_folder
 
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
-    __version__,
     cli,
 )
 
 
-def test_info_has_the_versions(capsys):
-    assert cli.main(["info"]) == 0
-    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert (rows["hf_vanilla_transformer"], rows["torch"]) == (__version__, torch.__version__)
-    assert (rows["transformers"], rows["threads"]) == (transformers.__version__, str(torch.get_num_threads()))
-
-
-# ---- A checkpoint ----
 @pytest.fixture
 def info(capsys):
     """Runs the command; returns code, output and errors."""
@@ -208,11 +198,6 @@ def test_a_damaged_tokenizer_is_a_problem_beside_the_description(info, folder):
     assert (code, err.count("\n")) == (1, 1)
     assert "Architecture" in out
     assert "the tokenizer: can't load" in err
-
-
-def test_json_needs_a_checkpoint(info):
-    code, out, err = info("--json")
-    assert (code, out, err.count("\n")) == (2, "", 1)
 
 
 def test_marian_models_are_described_when_they_are_converted(info, values, tmp_path):

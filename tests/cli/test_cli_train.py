@@ -18,7 +18,7 @@ from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.engine import attach_if_supported
 from hf_vanilla_transformer.metrics import corpus_bleu
 from hf_vanilla_transformer.training import finish, run
-from hf_vanilla_transformer.translation.decoding import translate
+from hf_vanilla_transformer.translation.decoding import decode
 
 
 @pytest.fixture
@@ -190,8 +190,9 @@ def test_the_model_is_saved_with_the_recipes_decoding(recipe, corpus, monkeypatc
     tokenizer = AutoTokenizer.from_pretrained(corpus / "run" / "averaged-2")
     assert {name: getattr(model.generation_config, name) for name in decoding} == decoding
     found = (corpus / "run" / "averaged-2" / "test.translations.txt").read_text(encoding="utf-8").splitlines()
-    assert found == translate(model, tokenizer, [source for source, _ in PAIRS[5:12]])
-    assert found == translate(model, tokenizer, [source for source, _ in PAIRS[5:12]], **decoding)
+    for options in ({}, decoding):
+        rows = decode(model, tokenizer, [source for source, _ in PAIRS[5:12]], **options)
+        assert found == [row[0].text for row in rows]
     card = (corpus / "run" / "averaged-2" / "README.md").read_text(encoding="utf-8")
     assert "beam 2, length penalty 1.5, searched further" in card
     assert train({**recipe, "num_beams": 3}, "--resume", "--max-steps", "6") == 0

@@ -15,7 +15,7 @@ from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints
 from hf_vanilla_transformer.cli import main
 from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
-from hf_vanilla_transformer.translation.decoding import translate
+from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
 from hf_vanilla_transformer.translation.translator import DeviceError
@@ -49,13 +49,13 @@ def test_likelihoods_and_ensembles_are_the_cpus(tiny_checkpoint, device):
         parameter.data *= 1.1
     both = ensemble(models, [tokenizer] * 2)
     expected = [score_targets(model, tokenizer, SOURCES, TARGETS) for model in (models[0], both)]
-    texts = translate(both, tokenizer, SOURCES, num_beams=4, max_new_tokens=12)
+    translations = decode(both, tokenizer, SOURCES, num_beams=4, max_new_tokens=12)
     both = ensemble([model.to(device) for model in models], [tokenizer] * 2)
     found = [score_targets(model, tokenizer, SOURCES, TARGETS) for model in (models[0], both)]
     for one, other in zip(found, expected, strict=True):
         assert one.num_tokens == other.num_tokens
         assert one.negative_log_probability == pytest.approx(other.negative_log_probability, rel=ROUNDING)
-    assert translate(both, tokenizer, SOURCES, num_beams=4, max_new_tokens=12) == texts
+    assert decode(both, tokenizer, SOURCES, num_beams=4, max_new_tokens=12) == translations
 
 
 def test_the_command_translates_on_the_device(tiny_checkpoint, device, tmp_path, capsys):

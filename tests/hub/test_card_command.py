@@ -109,14 +109,6 @@ def test_what_the_user_says_is_added_and_the_rest_is_as_it_was(folder, card):
     assert text_of(folder) == text
 
 
-def test_a_name_that_an_older_version_has_given_is_no_repository(folder, card):
-    """It wrote "run/averaged-2", which anybody can register, and code that runs what is there."""
-    old = f"{folder.parent.name}/{folder.name}"
-    spoil_facts(folder, name=old)
-    assert card(folder, "--overwrite")[0] == 0
-    assert old not in text_of(folder)
-
-
 @pytest.mark.parametrize("name", ["README.md", "model_card.json"])
 @pytest.mark.parametrize("there", [True, False])
 def test_nothing_is_written_through_a_link(folder, card, tmp_path, name, there):

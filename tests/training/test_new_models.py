@@ -124,7 +124,7 @@ def test_wrong_vectors(tmp_path, text, message):
 def test_a_run_with_vectors(tmp_path, capsys, shared):
     (tmp_path / "vectors").write_text(f"nine {' '.join(['0.5'] * 16)}\n")
     settings = {"embeddings": str(tmp_path / "vectors"), "max_steps": 0, "average_last": 0, "d_model": 16}
-    settings["share_encoder_decoder_embeddings"] = shared
+    settings["tied"] = "all" if shared else "decoder"
     assert train(tmp_path, **settings) == 0
     assert "tokens have a vector of" in capsys.readouterr().out
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")

@@ -40,7 +40,7 @@ def run_of(checkpoint, folder, **options):
     "options",
     [
         *({}, {"bf16": True}, {"training_shortcuts": False}, {"label_smoothing_factor": 0.1}, RDROP),
-        *({"gradient_checkpointing": True}, {"ema_decay": 0.5}, {"dropout_warmup_steps": 2}),
+        *({"gradient_checkpointing": True}, {"dropout_warmup_steps": 2}),
     ],
     ids=str,
 )

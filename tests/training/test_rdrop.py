@@ -1,4 +1,4 @@
-"""R-Drop and the moving average of weights, against their formulas in float64 and loops by hand."""
+"""R-Drop, against its formula in float64."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,11 @@ import pytest
 import test_training
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from small_runs import recipe_in
 from test_training import assert_resuming_is_bitwise, rows
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.checkpoints.completeness import WEIGHT_AVERAGE, damage_of, last_complete_checkpoint
 from hf_vanilla_transformer.cli import main
 from hf_vanilla_transformer.errors import CheckpointError
 from hf_vanilla_transformer.training import rdrop
@@ -138,13 +136,13 @@ def test_evaluations_and_the_model_are_as_without(tiny_checkpoint, tmp_path):
 
 
 def test_resuming_is_bitwise(tiny_checkpoint, tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 2, "ema_decay": 0.6, "max_steps": 5, "dropout": 0.3, **RDROP}
+    settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5, "dropout": 0.3, **RDROP}
     assert_resuming_is_bitwise(lambda: trainer_of(tiny_checkpoint, tmp_path, **settings), tmp_path / "checkpoint-2")
 
 
-@pytest.mark.parametrize(("file", "option"), [("ema.pt", "ema_decay"), ("scaler.pt", "fp16"), ("optimizer.pt", None)])
+@pytest.mark.parametrize(("file", "option"), [("scaler.pt", "fp16"), ("optimizer.pt", None)])
 def test_what_the_options_need_of_a_checkpoint_is_there(tiny_checkpoint, tmp_path, file, option):
-    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "ema_decay": 0.6}
+    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
     trainer_of(tiny_checkpoint, tmp_path, **settings).train()
     checkpoint = tmp_path / "checkpoint-1"
     (checkpoint / file).unlink(missing_ok=True)
@@ -153,37 +151,6 @@ def test_what_the_options_need_of_a_checkpoint_is_there(tiny_checkpoint, tmp_pat
     fix = f", or leave {option} out if the run had none" if option else "$"
     with pytest.raises(CheckpointError, match=f"has no {file}; remove it to resume from an earlier one{fix}"):
         trainer.train(resume_from_checkpoint=str(checkpoint))
-
-
-def test_the_moving_average_is_that_of_a_loop(tiny_checkpoint, tmp_path):
-    decay, seen = 0.3, []
-
-    class Keep(TrainerCallback):
-        def on_step_end(self, args, state, control, model=None, **kwargs):
-            seen.append({name: weight.detach().double() for name, weight in model.named_parameters()})
-            trainer.evaluate()  # of the average
-            assert all(weight.double().equal(seen[-1][name]) for name, weight in model.named_parameters())
-
-    trainer = trainer_of(tiny_checkpoint, tmp_path, ema_decay=decay, max_steps=6, save_strategy="steps", save_steps=3)
-    trainer.add_callback(Keep())
-    trainer.train()
-    average = seen[0]
-    for n, weights in enumerate(seen[1:], start=1):
-        d = min(decay, (1 + n) / (10 + n))
-        average = {name: d * average[name] + (1 - d) * weight for name, weight in weights.items()}
-    for name, weight in trainer.model.named_parameters():
-        torch.testing.assert_close(weight.double(), average[name], rtol=1e-5, atol=1e-7, msg=name)  # float32
-    checkpoint = tmp_path / "checkpoint-3"
-    assert damage_of(checkpoint) is None
-    (checkpoint / WEIGHT_AVERAGE).write_bytes((checkpoint / WEIGHT_AVERAGE).read_bytes()[:-100])
-    assert WEIGHT_AVERAGE in damage_of(checkpoint)
-
-
-def test_two_final_models_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="ema_decay and average_last"):
-        VanillaTransformerTrainingArguments(output_dir=str(tmp_path), ema_decay=0.9, average_last=2)
-    with pytest.raises(RecipeError, match="ema_decay and average_last"):
-        parse_recipe([], {"ema_decay": 0.9, "average_last": 2})
 
 
 @pytest.mark.parametrize(
@@ -218,15 +185,10 @@ def test_regularization_of_a_recipe_arrives(tmp_path):
         assert decays[weight] == (0.01 if weight.ndim == 2 else 0.0), name
 
 
-def test_a_run_ends_with_its_moving_average(tmp_path):
-    recipe = {**recipe_in(tmp_path), "average_last": 0, "ema_decay": 0.9, **RDROP}
+def test_a_run_says_that_it_had_rdrop(tmp_path):
+    recipe = {**recipe_in(tmp_path), "average_last": 0, **RDROP}
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))  # which is YAML
     assert main(["train", "--config", str(tmp_path / "recipe.yaml")]) in (0, None)
     run = tmp_path / "run"
-    checkpoint = last_complete_checkpoint(run)
-    model, average = load_file(run / "model.safetensors"), torch.load(checkpoint / "ema.pt")
-    trained = load_file(checkpoint / "model.safetensors")
-    assert model["model.encoder.embed_tokens.weight"].equal(average["module.0"])
-    assert not model["model.encoder.embed_tokens.weight"].equal(trained["model.encoder.embed_tokens.weight"])
     assert "R-Drop, alpha 3" in (run / "README.md").read_text()
     assert (run / "test.translations.txt").exists()

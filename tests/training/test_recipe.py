@@ -303,8 +303,8 @@ def test_data_dir_may_be_the_current_folder_or_below_home(tmp_path, monkeypatch)
 def test_presets_and_overrides_reach_the_configuration(recipe):
     _, model, _ = recipe(
         "preset: tiny\ndropout: 0\nlabel_smoothing: 0.2\nencoder_layers: 3\nposition_encoding: learned\n"
-        "norm_position: pre\nfinal_layer_norm: true\nshare_encoder_decoder_embeddings: false\n"
-        "tie_word_embeddings: false\nhead_dim: 16\nmax_position_embeddings: 99\nvocab_size: 5000"
+        "norm_position: pre\nfinal_layer_norm: true\ntied: none\n"
+        "head_dim: 16\nmax_position_embeddings: 99\nvocab_size: 5000"
     )
     config = model.config(321)
     assert config == VanillaTransformerConfig.from_preset(
@@ -373,14 +373,6 @@ def test_options_are_listed_in_groups_each_with_its_default_once():
     assert lines.keys() == {f"--{name.replace('_', '-')}" for name in names - UNSUPPORTED}
     assert all(len(line.split()) > 2 and line.count("default:") <= 1 for line in lines.values())
     assert lines["--max-steps"].endswith("as many as num_train_epochs says. (default: 100000)")
-
-
-def test_a_data_set_of_the_hub_for_every_part_without_one():
-    data, _, _ = parse_recipe([], options_of(["--dataset_name", "wmt14", "--dataset_config_name", "de-en"]))
-    assert data.train_data == data.validation_data == data.test_data == ["wmt14"]
-    files = {"validation_data": ["b.tsv"], "test_source": ["a"], "test_target": ["b"]}
-    data, _, _ = parse_recipe([], {"dataset_name": "wmt14", **files})
-    assert (data.train_data, data.validation_data, data.test_data) == (["wmt14"], ["b.tsv"], [])
 
 
 def test_recipes_are_listed_with_a_sentence_each():

@@ -98,7 +98,7 @@ def test_evaluate_has_its_measures(run, tmp_path, capsys):
     assert cli.main([*command, "--n-best", "3", "--metrics", "wer", "cer", "--json", str(file)]) == 0
     assert capsys.readouterr().out.startswith("6 sentences\n")
     result = json.loads(file.read_text())["results"][0]
-    assert result["bleu"] == {}
+    assert "bleu" not in result
     assert result["wer"]["value"] == result["cer"]["value"] == 0
     assert result["top_1"]["value"] == result["top_3"]["value"] == 100
     assert cli.main(["evaluate", "--model", str(model), "--source", str(model / "validation.translations.txt")]) == 2
@@ -216,7 +216,6 @@ def test_options_that_contradict_each_other_are_refused(tmp_path, capsys):
     for options, message in (
         (["--tokenizer", "words", "characters", "--tied", "all"], "two vocabularies; give tied decoder or none"),
         (["--tied", "some"], "tied is 'some'; give one of all, decoder, none"),
-        (["--tied", "none", "--tie-word-embeddings"], "tied none and tie_word_embeddings True contradict"),
         (["--tokenizer", "letters"], "tokenizer is letters; give one or two of: bpe, words"),
         (["--feature-columns", "3"], "feature_columns are columns of tables"),
         (["--tokenizer", "bytes", "--bpe-dropout", "0.1"], "bpe_dropout drops merges of bpe"),

@@ -33,7 +33,6 @@ from transformers import (
 from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.checkpoints.loading import tokenizer_fingerprint
 from hf_vanilla_transformer.engine import memory
-from hf_vanilla_transformer.metrics import exact_match
 from hf_vanilla_transformer.training import trainer as training
 from hf_vanilla_transformer.training.arguments import RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.callbacks import RATES
@@ -459,17 +458,17 @@ def test_sentences_without_labels_are_predicted(tiny_checkpoint, tmp_path):
         trainer.predict(data.remove_columns("labels"))
 
 
-def test_metrics_beside_bleu(tiny_checkpoint):
+def test_metrics_that_are_named(tiny_checkpoint):
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
     texts = ["the fourth of May", "three euros and five cents"]
     ids = tokenizer(texts, padding=True, return_tensors="np")["input_ids"]
-    metrics = TranslationMetrics(tokenizer, metrics=[exact_match], num_samples=1)
+    metrics = TranslationMetrics(tokenizer, metrics=["bleu", "exact_match"], num_samples=1)
     scores = metrics(EvalPrediction(predictions=ids, label_ids=ids, inputs=ids))
-    assert scores == pytest.approx({"bleu": 100.0, "chrf": 100.0, "exact_match": 100.0})
+    assert scores == pytest.approx({"bleu": 100.0, "exact_match": 100.0})
     assert all(type(score) is float for score in scores.values())
     assert metrics.samples == [("the fourth of May",) * 3]
-    with pytest.raises(TypeError, match="metrics has a SimpleNamespace; pass functions"):
-        TranslationMetrics(tokenizer, metrics=[SimpleNamespace(compute=exact_match)])
+    with pytest.raises(ValueError, match=r"there is no measure 'accuracy'; give some of bleu"):
+        TranslationMetrics(tokenizer, metrics=["accuracy"])(EvalPrediction(predictions=ids, label_ids=ids))
     with pytest.raises(TypeError, match="are logits, not translations; set predict_with_generate=True"):
         metrics(EvalPrediction(predictions=np.zeros((2, 3, 300)), label_ids=ids))
 

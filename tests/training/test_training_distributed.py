@@ -269,7 +269,7 @@ def test_two_processes_train_as_one(one: Run, kind: str, request: pytest.Fixture
 
 @pytest.mark.hard
 def test_two_processes_regularize_as_one(tmp_path: Path) -> None:
-    options = ("--rdrop-alpha", "3", "--ema-decay", "0.5")
+    options = ("--rdrop-alpha", "3")
     one = train(tmp_path / "one", ALONE, *AS_TWO, *options)
     two = train(tmp_path / "two", [*TORCHRUN, *MODULE], *options)
     assert_same(two, one)
@@ -291,13 +291,6 @@ def test_two_processes_pack_as_one(tmp_path: Path) -> None:
 def test_two_processes_rehearse_and_stream(options: list[str], tmp_path: Path) -> None:
     """The main process trains the tokenizer in a temporary folder; of a stream, each process reads its own part."""
     train(tmp_path, [*TORCHRUN, *MODULE], *options)
-
-
-@pytest.mark.hard
-def test_shards_have_no_moving_average(tmp_path: Path) -> None:
-    process = start(tmp_path, [*FSDP, RECORDED], "--ema-decay", "0.5")
-    assert process.wait(timeout=PATIENCE) != 0
-    assert "ema_decay needs the complete model" in (tmp_path / "log").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.cli import lines
 from hf_vanilla_transformer.translation import decoding, division
 from hf_vanilla_transformer.translation.backend import Translation
-from hf_vanilla_transformer.translation.decoding import decode, translate
+from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.division import divide, encode_within, join
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
@@ -155,15 +155,15 @@ def test_a_line_within_the_limit_is_left_whole(model, tokenizer, encode):
         generate=lambda **inputs: shapes.append(tuple(inputs["input_ids"].shape)) or generate(**inputs),
     )  # fmt: skip
     options = {"max_new_tokens": 2, "on_division": None}
-    translate(watched, tokenizer, [line], **options)
-    translate(watched, tokenizer, [line], max_source_tokens=count, **options)
+    decode(watched, tokenizer, [line], **options)
+    decode(watched, tokenizer, [line], max_source_tokens=count, **options)
     assert shapes == [(1, count), (1, count)]
     shapes.clear()
-    translate(watched, tokenizer, [line], max_source_tokens=count - 1, **options)
+    decode(watched, tokenizer, [line], max_source_tokens=count - 1, **options)
     assert sum(rows for rows, _ in shapes) > 1
     assert max(length for _, length in shapes) <= division.PIECE_TOKENS
     shapes.clear()
-    translate(watched, tokenizer, [line], max_source_tokens=40, **options)
+    decode(watched, tokenizer, [line], max_source_tokens=40, **options)
     assert max(length for _, length in shapes) <= 40
 
 
@@ -171,10 +171,10 @@ def test_learned_positions_end_and_sinusoids_do_not(tokenizer, encode):
     learned = _model(len(tokenizer), position_encoding="learned", max_position_embeddings=30)
     divisions = []
     line = SENTENCE * 5
-    translate(learned, tokenizer, [line], on_division=lambda *pair: divisions.append(pair))
+    decode(learned, tokenizer, [line], on_division=lambda *pair: divisions.append(pair))
     assert divisions == [(0, len(divided(encode, line, 30)))]
     endless = _model(len(tokenizer), max_position_embeddings=30)
-    translate(endless, tokenizer, [line], on_division=lambda *pair: divisions.append(pair), max_new_tokens=2)
+    decode(endless, tokenizer, [line], on_division=lambda *pair: divisions.append(pair), max_new_tokens=2)
     assert len(divisions) == 1
     both = ensemble([endless, learned], [tokenizer, tokenizer])
     limits = [decoding.source_limit(one) for one in (learned, endless, both)]

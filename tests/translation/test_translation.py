@@ -18,7 +18,7 @@ from hf_vanilla_transformer.engine.decoding.packed import Packed
 from hf_vanilla_transformer.engine.decoding.prepared import Averaged
 from hf_vanilla_transformer.plan_vanilla_transformer import Plan
 from hf_vanilla_transformer.translation.backend import Translation, batches
-from hf_vanilla_transformer.translation.decoding import decode, translate
+from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
 from hf_vanilla_transformer.translation.translator import Translator
@@ -62,7 +62,8 @@ def test_order_text_and_lengths_are_those_of_each_sentence_alone(model, tokenize
         [(text, count, None)] for text, count in expected
     ]
     assert len({count for _, count in expected}) > 2 or options.get("max_new_tokens")
-    assert translate(model, tokenizer, TEXTS, **options) == [text for text, _ in expected]
+    alone = decode(model, tokenizer, TEXTS, **options)
+    assert [row[0].text for row in alone] == [text for text, _ in expected]
 
 
 def test_samples_have_no_scores(model, tokenizer):
@@ -156,7 +157,7 @@ def test_batches_hold_as_many_tokens_as_are_allowed_for_all_beams_together(model
     monkeypatch.setattr(
         model, "generate", lambda **inputs: shapes.append(inputs["input_ids"].shape) or generate(**inputs)
     )
-    translate(model, tokenizer, TEXTS, batch_tokens=4 * max(lengths), num_beams=num_beams, max_new_tokens=2)
+    decode(model, tokenizer, TEXTS, batch_tokens=4 * max(lengths), num_beams=num_beams, max_new_tokens=2)
     allowed = 4 * max(lengths) // num_beams
     assert all(rows * length <= allowed or rows == 1 for rows, length in shapes)
     expected = list(batches(lengths, None, allowed))
@@ -333,4 +334,4 @@ def test_a_model_in_training_mode_is_refused(tokenizer, other):
     training = new_model(len(tokenizer), seed=0, end=0.0).train()
     for model in (training, ensemble([other, training], [tokenizer, tokenizer])):
         with pytest.raises(ValueError, match=r"in training mode.*model.eval\(\)"):
-            translate(model, tokenizer, ["a"])
+            decode(model, tokenizer, ["a"])

@@ -30,7 +30,7 @@ from hf_vanilla_transformer.errors import CheckpointError
 from hf_vanilla_transformer.translation import reading, register_pipeline
 from hf_vanilla_transformer.translation.attention import attention_of
 from hf_vanilla_transformer.translation.backend import Translation
-from hf_vanilla_transformer.translation.decoding import translate
+from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.scoring import score_pairs
 from hf_vanilla_transformer.translation.translator import BACKENDS, DeviceError, Translator
 
@@ -53,7 +53,7 @@ def translator(checkpoint):
 def expected(checkpoint):
     """Each text by itself."""
     loaded = Translator(checkpoint, "cpu")
-    return [translate(loaded.model, loaded.tokenizer, [text], **SHORT)[0] for text in TEXTS]
+    return [decode(loaded.model, loaded.tokenizer, [text], **SHORT)[0][0].text for text in TEXTS]
 
 
 # ---- What goes in, and what comes out ----
@@ -414,8 +414,8 @@ def test_a_loaded_model_has_the_engine_until_it_changes(translator, expected):
     model.eval().lm_head.weight.data.mul_(-1)  # a write that torch doesn't count
     found = translator(TEXTS, **SHORT)
     assert not model.engine.is_on
-    with engine.detach(model):
-        assert found == translator(TEXTS, **SHORT) != expected
+    engine.detach(model)
+    assert found == translator(TEXTS, **SHORT) != expected
 
 
 def test_a_model_that_is_given_stays_as_it_is(tokenizer, expected):
@@ -447,7 +447,7 @@ def test_a_marian_folder_is_converted(marian_folder):
     assert isinstance(translator.model, VanillaTransformerForConditionalGeneration)
     assert engine.unsupported_reason(translator.model) is None
     marian, own = MarianMTModel.from_pretrained(marian_folder).eval(), marian_tokenizer(marian_folder)
-    assert translator(OPUS_TEXTS, **FEW) == translate(marian, own, OPUS_TEXTS, **FEW)
+    assert translator(OPUS_TEXTS, **FEW) == [row[0].text for row in decode(marian, own, OPUS_TEXTS, **FEW)]
     assert Translator(marian_folder, "cpu", dtype="bfloat16").model.dtype == torch.bfloat16
 
 
