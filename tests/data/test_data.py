@@ -456,14 +456,6 @@ def test_columns_of_other_names_are_not_taken_by_position(write, streaming, firs
     refused(Corpus(tables=(table,), **columns), streaming, message)
 
 
-def test_columns_that_were_taken_by_position_are_refused_from_the_cache_too(write, monkeypatch):
-    corpus = Corpus(tables=(write("a.tsv", "I sleep\tich schlafe\n"),), source_column="de", target_column="en")
-    monkeypatch.setattr("hf_vanilla_transformer.data.tables._header", lambda path, cells, columns: columns)
-    assert read_corpus(corpus)["source"][0] == "I sleep"  # as version 0.2 has it
-    monkeypatch.undo()
-    refused(corpus, False, "column 'de' is missing; the first line has 'I sleep', 'ich schlafe'")
-
-
 # Cleaning
 
 
