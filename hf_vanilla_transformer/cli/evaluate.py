@@ -283,10 +283,11 @@ def _rows(
     searches = _searches(arguments)
     options = [decoding_options(argparse.Namespace(**vars(arguments) | one), model) for one in searches]
     limit = source_limit(model, arguments.max_source_tokens, translator.tokenizer)
+    languages = {name: getattr(arguments, name) for name in LANGUAGES}
     limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
     rows: list[_Row] = []
     with decoding_errors():
-        settings = [{**_settings(translator, arguments, one), **limits, "max_source_tokens": limit} for one in options]
+        settings = [{**_settings(translator, languages | one), **limits, "max_source_tokens": limit} for one in options]
         for search, one, setting in zip(searches, options, settings, strict=True):
             result = evaluate(
                 translator,
@@ -297,7 +298,9 @@ def _rows(
                 n_best=arguments.n_best,
                 on_omission=lambda index: _warn(index, limit, "it is left out of the perplexity"),
                 on_division=lambda index, count: _warn(index, limit, f"it is translated in {count} pieces"),
-                **{name: getattr(arguments, name) for name in (*LANGUAGES, "max_source_tokens", "unknown")},
+                max_source_tokens=arguments.max_source_tokens,
+                unknown=arguments.unknown,
+                **languages,
                 **limits,
                 **one,
             )
@@ -313,12 +316,12 @@ def _warn(index: int, limit: int, consequence: str) -> None:
     warn_of_line(f"line {index + 1}", limit, consequence)
 
 
-def _settings(translator: "Translator", arguments: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
+def _settings(translator: "Translator", options: dict[str, Any]) -> dict[str, Any]:
     """Returns how a row decodes, and by what."""
-    backend, languages = translator.decodes_with, {name: getattr(arguments, name) for name in LANGUAGES}
+    backend = translator.decodes_with
     attached = getattr(vars(getattr(backend, "model", backend)).get("engine"), "compute_type", None)
     return {
-        **translator.plan(**languages, **options).settings(),
+        **translator.plan(**options).settings(),
         "backend": backend.name,
         "compute_type": str(backend.dtype) if backend.name == "ctranslate2" else attached,
         "device": str(backend.device),

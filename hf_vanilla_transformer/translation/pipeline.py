@@ -8,7 +8,7 @@ from transformers.pipelines.base import Pipeline
 
 from ..checkpoints.loading import read_into_memory
 from ..engine import attach_if_supported
-from .translator import Result, Translator
+from .translator import Result, Translator, with_names_of_decode
 
 
 class VanillaTranslationPipeline(Pipeline):
@@ -47,17 +47,15 @@ class VanillaTranslationPipeline(Pipeline):
 
         Args:
             inputs: A string, a list of strings, or an iterator, as for `Translator`.
-            **options: As for `Translator`'s calls; `num_return_sequences` is `n_best`.
+            **options: As for `Translator`'s calls.
 
         Returns:
             For a string, [{"translation_text": ...}]; for a list, {"translation_text": ...} for each; an iterator
             yields the result of a string for each. With `n_best` above 1, each text has a list of `n_best` records,
             with their scores.
         """
-        options = {"batch_size": self._batch_size, **self._forward_params, **options}
+        options = with_names_of_decode({"batch_size": self._batch_size, **self._forward_params, **options})
         options.pop("num_workers", None)  # a pipeline's, without use here
-        if (count := options.pop("num_return_sequences", None)) not in (None, 1):
-            options.setdefault("n_best", count)
         results = self.translator(inputs, **options)
         if isinstance(inputs, str):
             return _records(results)

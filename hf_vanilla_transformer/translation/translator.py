@@ -9,7 +9,7 @@ A Marian model, such as this one, is converted when it is loaded.
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from importlib import import_module
@@ -172,14 +172,8 @@ class Translator:
         return {**self._languages, **({"tgt_lang": target} if target else {}), **options}
 
     def _resolved(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Returns a call's options for `decode`, with what of `generate()` has another name there."""
-        options = self._with_languages(options)
-        if options.get("output_alignments"):
-            options["alignments"] = options.pop("output_alignments")
-        if isinstance(count := options.get("num_return_sequences"), int) and count > 1:
-            del options["num_return_sequences"]
-            options["n_best"] = count if options.get("n_best") is None else options["n_best"]
-        return options
+        """Returns a call's options for `decode`."""
+        return with_names_of_decode(self._with_languages(options))
 
     def __repr__(self) -> str:
         name = getattr(self.model, "name_or_path", "") or type(self.model).__name__
@@ -265,6 +259,17 @@ class Translator:
         if options.get("n_best") is not None:
             return rows
         return [row[0] if options.get("alignments") else row[0].text for row in rows]
+
+
+def with_names_of_decode(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a call's options with those of `generate()` that `decode` has under another name renamed."""
+    renamed = dict(options)
+    if renamed.get("output_alignments"):
+        renamed["alignments"] = renamed.pop("output_alignments")
+    if isinstance(count := renamed.get("num_return_sequences"), int) and count > 1:
+        del renamed["num_return_sequences"]
+        renamed["n_best"] = count if renamed.get("n_best") is None else renamed["n_best"]
+    return renamed
 
 
 def _bar(total: int | None, shown: bool | None) -> tqdm:
