@@ -15,6 +15,8 @@ from transformers.activations import ACT2FN
 POSITION_ENCODINGS = ("paper", "tensor2tensor", "fairseq", "marian", "learned")
 NORM_POSITIONS = ("post", "pre")
 MOST_LAYERS = 1_000
+# What transformers calls keys and values of earlier positions: up to 5.23, and from 5.24 on.
+CACHE_NAMES = ("past_key_values", "cache")
 
 
 @strict
@@ -84,7 +86,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     """
 
     model_type = "vanilla_transformer"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = [*CACHE_NAMES]
     attribute_map = {
         "hidden_size": "d_model",
         "num_attention_heads": "encoder_attention_heads",

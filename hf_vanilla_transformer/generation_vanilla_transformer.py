@@ -13,6 +13,7 @@ The package hf_vanilla_transformer has an engine for faster decoding: `engine.at
 adds options of its own. Without it, `generate()` is transformers' loop.
 """
 
+import contextlib
 import copy
 import inspect
 import math
@@ -23,8 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
+from transformers import __version__ as transformers_version
 from transformers.utils import logging
 
+from .integration_vanilla_transformer import CACHE, TESTED_VERSIONS, cache_by_either_name
 from .plan_vanilla_transformer import OPTIONS, GNMTLengthPenalty, Plan
 
 logger = logging.get_logger(__name__)
@@ -36,6 +39,9 @@ PAPER_DECODING: dict[str, float | bool] = {
     "gnmt_length_penalty": 0.6,
     "max_extra_length": 50,
 }
+
+# How far logits of a step with a cache may be from those without, as a part of the largest, in any floating-point type.
+CACHE_TOLERANCE = 0.05
 
 POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[1:]
 
@@ -77,9 +83,15 @@ class DecodingMixin:
 
     generation_config: GenerationConfig
     config: Any
+    device: torch.device
+    training: bool
+    eval: Any
+    train: Any
     mask_of_left_padding: Any  # the model's
     engine: Any = None  # what `hf_vanilla_transformer.engine.attach` puts there: it decodes in place of this file
+    has_checked_cache = transformers_version.startswith(tuple(f"{one}." for one in TESTED_VERSIONS))
 
+    @cache_by_either_name(CACHE)
     @torch.no_grad()
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generates as `GenerationMixin.generate` does, with its arguments and the options above.
@@ -90,7 +102,51 @@ class DecodingMixin:
         kwargs = dict(zip(POSITIONAL, args, strict=False)) | kwargs
         if self.engine is not None:
             return self.engine.generate(self, kwargs)
+        return self.generate_by_transformers(kwargs)
+
+    def generate_by_transformers(self, kwargs: dict[str, Any]) -> Any:
+        """Generates by transformers' own loop; `kwargs` as for `prepare_decoding`."""
+        if not DecodingMixin.has_checked_cache and kwargs.get("use_cache", True) is not False:
+            self.check_cache()
         return super().generate(**self.prepare_decoding(kwargs))  # type: ignore[misc]
+
+    def check_cache(self) -> None:
+        """Compares a step with a cache to one without: once in a process, under a version that no test has run with.
+
+        Raises:
+            RuntimeError: They differ, so that translations would be wrong.
+        """
+        expected, difference = self.logits_of_second_step(use_cache=False), math.inf
+        with contextlib.suppress(TypeError):  # a forward that refuses a keyword
+            difference = float((self.logits_of_second_step(use_cache=True) - expected).abs().max())
+        if not difference <= CACHE_TOLERANCE * float(expected.abs().max()):
+            raise RuntimeError(
+                f"Under transformers {transformers_version}, this model decodes something else with a cache than "
+                f"without: it was tested with {' and '.join(TESTED_VERSIONS)} alone. Install one of these, or pass "
+                "`use_cache=False`, which is right but slower."
+            )
+        DecodingMixin.has_checked_cache = True
+
+    def logits_of_second_step(self, use_cache: bool) -> Tensor:
+        """Decodes two tokens for a source of five, greedily; returns the logits of the second, (1, V)."""
+        source = torch.arange(5, device=self.device)[None] % self.config.vocab_size
+        config = GenerationConfig(
+            num_beams=1,
+            early_stopping=False,
+            do_sample=False,
+            min_new_tokens=2,
+            max_new_tokens=2,
+            return_dict_in_generate=True,
+            output_logits=True,
+            **(self.config.decoding_tokens | {"use_cache": use_cache}),
+        )
+        was_training = self.training
+        try:
+            inputs = {"input_ids": source, "attention_mask": torch.ones_like(source), "generation_config": config}
+            output = GenerationMixin.generate(self.eval(), **inputs)
+        finally:
+            self.train(was_training)
+        return output.logits[1]
 
     def prepare_decoding(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Puts the options above into terms of transformers: a length penalty, lengths and a stopping criterion.

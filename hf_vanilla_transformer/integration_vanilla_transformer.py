@@ -4,16 +4,123 @@
 To read what the Transformer computes, leave this file out: the model's classes have bases from here.
 """
 
+import functools
+import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, modeling_outputs
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.masking_utils import create_bidirectional_mask
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import can_return_tuple
+from transformers.utils.deprecation import deprecate_kwarg
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .configuration_vanilla_transformer import CACHE_NAMES, VanillaTransformerConfig
+
+# The minor versions of transformers that the tests are run with.
+TESTED_VERSIONS = ("5.23", "5.24")
+# The installed version's name of the two; callers may use either.
+OLD_NAME, NEW_NAME = CACHE_NAMES
+CACHE = NEW_NAME if NEW_NAME in inspect.signature(create_causal_mask).parameters else OLD_NAME
+# What forward passes hand down: it is read by transformers' decorators, the loss or the kernels of attention.
+HANDED_DOWN = {
+    *("output_attentions", "output_hidden_states", "return_dict", "use_cache", "is_causal", "num_items_in_batch"),
+    *("debug_io", "debug_io_dir", "prune_layers"),
+}
+GIVEN_TO_KERNELS = {"module", "query", "key", "value", "attention_mask", "scaling", "dropout", "kwargs"}
+
+
+# ---- Arguments by name ----
+def cache_by_either_name(name: str = NEW_NAME) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns a decorator for functions that call a cache by this name: callers may use the other one too.
+
+    Where transformers deprecates the other one, so does it; both at once are a ValueError.
+    """
+    is_deprecated = CACHE == name == NEW_NAME
+    return deprecate_kwarg(
+        OLD_NAME if name == NEW_NAME else NEW_NAME,
+        version="5.40.0" if is_deprecated else "5.0.0",  # from which on transformers only renames
+        new_name=name,
+        raise_if_both_names=True,
+        additional_message="If one is a prefix that PEFT has trained, generating with it needs transformers 5.23.",
+    )
+
+
+def model_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates the `forward` of a model of two stacks, which return outputs with names and check their arguments."""
+
+    @functools.wraps(forward)
+    def handing_down(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, *args, **kwargs, return_dict=True)
+
+    return cache_by_either_name()(can_return_tuple(handing_down))
+
+
+def stack_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates the `forward` of a stack, whose layers' outputs transformers' hooks record."""
+    return known_arguments(merge_with_config_defaults(capture_outputs(forward)))
+
+
+def known_arguments(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a `forward`: an argument that neither it nor anything that it calls reads is a TypeError.
+
+    `**kwargs` would swallow it, and results be wrong, as when a version of transformers renames an argument.
+    """
+    known = HANDED_DOWN.union(inspect.signature(forward).parameters)
+
+    @functools.wraps(forward)
+    def checking(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if unknown := [name for name, value in kwargs.items() if name not in known and value is not None]:
+            refuse_unread(self, unknown)
+        return forward(self, *args, **kwargs)
+
+    return cache_by_either_name()(checking) if NEW_NAME in known else checking
+
+
+def refuse_unread(module: nn.Module, names: list[str]) -> None:
+    """Raises a TypeError if the kernel of attention doesn't read one of these arguments either."""
+    configs: Any = (getattr(one, "config", None) for one in module.modules())
+    kernel = next(one._attn_implementation for one in configs if one is not None)
+    function = ALL_ATTENTION_FUNCTIONS.get(kernel)
+    read = {} if function is None else inspect.signature(function).parameters
+    for name in names:
+        if name in GIVEN_TO_KERNELS or name not in read:
+            raise TypeError(
+                f"{type(module).__name__}.forward() got an unexpected keyword argument '{name}': neither the model nor "
+                f"its attention, {kernel}, reads it."
+            )
+
+
+class BothNames:
+    """An output whose cache has both names under 5.23 too; from 5.24 on, transformers' outputs have them."""
+
+    if CACHE == OLD_NAME:
+
+        @property
+        def cache(self) -> Cache | None:
+            """The keys and values of the positions so far."""
+            return getattr(self, OLD_NAME)
+
+
+@dataclass
+class DecoderOutput(BothNames, modeling_outputs.BaseModelOutputWithPastAndCrossAttentions):
+    """What the decoder returns."""
+
+
+@dataclass
+class Seq2SeqModelOutput(BothNames, modeling_outputs.Seq2SeqModelOutput):
+    """What the model without the output projection returns."""
+
+
+@dataclass
+class Seq2SeqLMOutput(BothNames, modeling_outputs.Seq2SeqLMOutput):
+    """What the complete model returns."""
 
 
 # ---- Facts about the classes ----
@@ -23,9 +130,10 @@ class IntegratedModel(PreTrainedModel):
     config: VanillaTransformerConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
+    gradient_checkpointing = False
     _can_compile_fullgraph = True
     _no_split_modules = ["VanillaTransformerEncoderLayer", "VanillaTransformerDecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = [*CACHE_NAMES]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -130,22 +238,33 @@ def through_cache(
     return keys, values
 
 
-def check_inputs(ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None, cache: Any) -> None:
-    """Raises a ValueError unless there are either ids, (B, T), or embeddings, (B, T, d_model), and a mask of theirs."""
+def lengths_of_inputs(
+    ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None, cache: Cache | None
+) -> tuple[Any, Any]:
+    """Returns the number of positions in a cache, and with those of ids, (B, T), or embeddings, (B, T, d_model).
+
+    Raises:
+        ValueError: There aren't just ids or just embeddings, or the mask is another input's.
+    """
     if (ids is None) == (embeds is None):
         advice = "Use `DataCollatorForSeq2Seq(tokenizer, model=model)`; without labels, `DataCollatorWithPadding`"
         raise ValueError(f"Give exactly one: ids, labels or embeddings. {advice} and `predict_with_generate=True`.")
     length = (embeds if ids is None else ids).shape[1]  # type: ignore[union-attr]
-    if cache is None and mask is not None and mask.ndim == 2 and mask.shape[1] != length:
+    if cache is not None:
+        return cache.get_seq_length(), cache.get_mask_sizes(length, 0)[0]
+    if mask is not None and mask.ndim == 2 and mask.shape[1] != length:
         raise ValueError(f"The attention mask has {mask.shape[1]} positions for {length} tokens.")
+    return 0, length
 
 
-def naming_ids(function: Callable[[], Tensor], ids: Any, vocab_size: int, ignore_index: int | None = None) -> Tensor:
+def naming_ids(
+    function: Callable[[], Tensor], ids: Any, vocab_size: Callable[[], int], ignore_index: int | None = None
+) -> Tensor:
     """Calls a function; its IndexError then names the token ids, (...), that the vocabulary doesn't have."""
     try:
         return function()
     except IndexError as error:
-        raise outside_vocabulary(ids if ignore_index is None else ids[ids != ignore_index], vocab_size) from error
+        raise outside_vocabulary(ids if ignore_index is None else ids[ids != ignore_index], vocab_size()) from error
 
 
 def outside_vocabulary(ids: Any, vocab_size: int) -> IndexError:

@@ -15,24 +15,28 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as DecoderOutput
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import can_return_tuple
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import PAPER_DECODING, DecodingMixin
 from .integration_vanilla_transformer import (
+    CACHE,
+    DecoderOutput,
     IntegratedModel,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
     SharedEmbeddings,
     TargetsMixin,
     cache_of_both,
-    check_inputs,
     kernel_and_mask,
+    known_arguments,
+    lengths_of_inputs,
+    model_forward,
     naming_ids,
     padding_mask,
+    stack_forward,
     tensor_parallel_plan,
     through_cache,
 )
@@ -219,6 +223,7 @@ class VanillaTransformerEncoderLayer(GradientCheckpointingLayer):
         self.feed_forward = VanillaTransformerFeedForward(config, config.encoder_ffn_dim)
         self.final_layer_norm = residual(config)  # of the feed-forward network
 
+    @known_arguments
     def forward(self, x: Tensor, mask: Any, **kwargs: object) -> Tensor:
         """Maps (B, S, d_model) to the same shape."""
         x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, memory=None, mask=mask, **kwargs)[0])
@@ -238,9 +243,10 @@ class VanillaTransformerDecoderLayer(GradientCheckpointingLayer):
         self.feed_forward = VanillaTransformerFeedForward(config, config.decoder_ffn_dim)
         self.final_layer_norm = residual(config)  # of the feed-forward network
 
-    def forward(self, x: Tensor, memory: Tensor, mask: Any, cross: Any, **kwargs: object) -> Tensor:
+    @known_arguments
+    def forward(self, x: Tensor, memory: Tensor, mask: Any, cross: Any, cache: Any = None, **kwargs: Any) -> Tensor:
         """Maps (B, T, d_model) to the same shape, looking at memory, (B, S, d_model)."""
-        kwargs["cache"] = kwargs.pop("past_key_values", None)  # the name that gradient checkpointing looks for
+        kwargs["cache"] = cache
         x = self.self_attn_layer_norm(x, lambda x: self.self_attn(x, memory=None, mask=mask, **kwargs)[0])
         x = self.encoder_attn_layer_norm(x, lambda x: self.encoder_attn(x, memory=memory, mask=cross, **kwargs)[0])
         return self.final_layer_norm(x, lambda x: self.feed_forward(x))  # accelerate moves modules that are arguments
@@ -279,17 +285,14 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self.layers = nn.ModuleList(layers)
         last_norm = config.final_layer_norm
         self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps) if last_norm else nn.Identity()
-        self.gradient_checkpointing = False
         self.post_init()
 
     def embed(self, ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None, cache: Any = None) -> Tensor:
         """sqrt(d_model) times the tokens' embeddings (3.4), plus positions (3.5), with dropout (5.4)."""
-        check_inputs(ids, embeds, mask, cache)
+        past, length = lengths_of_inputs(ids, embeds, mask, cache)
         if embeds is None:
-            embeds = naming_ids(lambda: self.embed_tokens(ids), ids, self.embed_tokens.num_embeddings)
+            embeds = naming_ids(lambda: self.embed_tokens(ids), ids, lambda: len(self.embed_tokens.weight))
         x = embeds * self.config.embedding_scale
-        past = 0 if cache is None else cache.get_seq_length()
-        length = x.shape[1] if cache is None else cache.get_mask_sizes(x.shape[1], 0)[0]
         return self.dropout(x + self.embed_positions(positions_of(mask, past, x), length).to(x.dtype))
 
 
@@ -303,21 +306,20 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         layers = [VanillaTransformerEncoderLayer(config, i) for i in range(config.encoder_layers)]
         super().__init__(config, config.vocab_size, layers)
 
-    @merge_with_config_defaults
-    @capture_outputs
+    @stack_forward
     def forward(
         self,
         input_ids: Tensor | None = None,  # (B, S)
         attention_mask: Tensor | None = None,  # (B, S), 0 for padding; or (B, 1, S, S), what each may look at
         inputs_embeds: Tensor | None = None,  # (B, S, d_model), in place of input_ids, not yet scaled
-        **kwargs: object,  # output_attentions, output_hidden_states, return_dict, what the kernel takes
+        **others: object,  # for transformers and the kernel; generate() would give all that it has to `**kwargs`
     ) -> BaseModelOutput:
         """Encodes the source into (B, S, d_model)."""
         padding = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
         x = self.embed(input_ids, inputs_embeds, padding)
         mask = padding_mask(self.config, x, attention_mask)
         for layer in self.layers:
-            x = layer(x, mask=mask, **kwargs)
+            x = layer(x, mask=mask, **others)
         return BaseModelOutput(last_hidden_state=self.layer_norm(x))
 
 
@@ -336,32 +338,31 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         layers = [VanillaTransformerDecoderLayer(config, i) for i in range(config.decoder_layers)]
         super().__init__(config, config.target_vocab_size, layers)
 
-    @merge_with_config_defaults
-    @capture_outputs
+    @stack_forward
     def forward(
         self,
         input_ids: Tensor | None = None,  # (B, T), the target shifted right
         attention_mask: Tensor | None = None,  # (B, past + T), 0 for padding; or causal, (B, 1, T, past + T)
         encoder_hidden_states: Tensor | None = None,  # (B, S, d_model)
         encoder_attention_mask: Tensor | None = None,  # (B, S), 0 for padding
-        past_key_values: Cache | None = None,  # of earlier positions and of the source; extended in place
+        cache: Cache | None = None,  # keys and values of earlier positions and of the source; extended in place
         inputs_embeds: Tensor | None = None,  # (B, T, d_model), in place of input_ids, not yet scaled
         use_cache: bool | None = None,
         **kwargs: object,
     ) -> DecoderOutput:
-        """Decodes T positions into (B, T, d_model), after those which `past_key_values` holds."""
+        """Decodes T positions into (B, T, d_model), after those which `cache` holds."""
         memory = encoder_hidden_states
         if memory is None:
             raise ValueError("The decoder attends to the encoder's output: pass `encoder_hidden_states`.")
-        cache = cache_of_both(past_key_values, use_cache)
+        cache = cache_of_both(cache, use_cache)
         own = cache.self_attention_cache if cache is not None else None
         x = self.embed(input_ids, inputs_embeds, attention_mask, own)
         # 3.2.3: a position doesn't see later ones, so that a prediction depends on known outputs alone.
         mask = create_causal_mask(self.config, x, attention_mask, own)
         cross = padding_mask(self.config, x, encoder_attention_mask, memory)
         for layer in self.layers:
-            x = layer(x, memory, mask=mask, cross=cross, past_key_values=cache, **kwargs)
-        return DecoderOutput(last_hidden_state=self.layer_norm(x), past_key_values=cache)
+            x = layer(x, memory, mask=mask, cross=cross, **{CACHE: cache}, **kwargs)
+        return DecoderOutput(last_hidden_state=self.layer_norm(x), **{CACHE: cache})
 
 
 class VanillaTransformerModel(SharedEmbeddings, VanillaTransformerPreTrainedModel):
@@ -375,7 +376,7 @@ class VanillaTransformerModel(SharedEmbeddings, VanillaTransformerPreTrainedMode
         self.decoder = VanillaTransformerDecoder(config)
         self.post_init()
 
-    @can_return_tuple
+    @model_forward
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -383,14 +384,13 @@ class VanillaTransformerModel(SharedEmbeddings, VanillaTransformerPreTrainedMode
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: object,
     ) -> Seq2SeqModelOutput:
         """Runs the encoder, unless `encoder_outputs` are given, and the decoder; arguments are theirs."""
-        kwargs["return_dict"] = True
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
@@ -402,17 +402,17 @@ class VanillaTransformerModel(SharedEmbeddings, VanillaTransformerPreTrainedMode
             attention_mask=decoder_attention_mask,
             encoder_hidden_states=memory.last_hidden_state,
             encoder_attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             **kwargs,
         )
         return Seq2SeqModelOutput(
             last_hidden_state=outputs.last_hidden_state,
-            past_key_values=outputs.past_key_values,
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,
+            **{CACHE: outputs.get(CACHE)},
             **{f"encoder_{name}": value for name, value in memory.items()},
         )
 
@@ -427,7 +427,7 @@ def label_smoothed_cross_entropy(
     loss = naming_ids(
         lambda: F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum", label_smoothing=label_smoothing),
         labels,
-        logits.shape[-1],
+        lambda: logits.shape[-1],
         ignore_index=-100,
     )
     items = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
@@ -453,7 +453,7 @@ class VanillaTransformerForConditionalGeneration(
         self.generation_config = GenerationConfig(**PAPER_DECODING, **config.decoding_tokens)
         self.post_init()
 
-    @can_return_tuple
+    @model_forward
     def forward(
         self,
         input_ids: Tensor | None = None,  # (B, S), source tokens
@@ -461,7 +461,7 @@ class VanillaTransformerForConditionalGeneration(
         decoder_input_ids: Tensor | None = None,  # (B, T), the target shifted right; made of the labels where absent
         decoder_attention_mask: Tensor | None = None,  # (B, past + T), 0 for padding
         encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,  # in place of the source
-        past_key_values: Cache | None = None,  # extended in place
+        cache: Cache | None = None,  # extended in place
         inputs_embeds: Tensor | None = None,  # (B, S, d_model), in place of input_ids
         decoder_inputs_embeds: Tensor | None = None,  # (B, T, d_model), in place of decoder_input_ids
         labels: Tensor | None = None,  # (B, T), -100 where there is none; not shifted again
@@ -471,11 +471,10 @@ class VanillaTransformerForConditionalGeneration(
         **kwargs: Any,  # output_attentions, output_hidden_states, num_items_in_batch ...
     ) -> Seq2SeqLMOutput:
         """Predicts the token at each target position: `logits`, (B, T, V), and with labels `loss`."""
-        kwargs["return_dict"] = True
         if labels is not None or (self.training and use_cache is None):
             use_cache = False
         shifted = labels if decoder_input_ids is None and decoder_inputs_embeds is None else None
-        if decoder_attention_mask is None and not use_cache and past_key_values is None:
+        if decoder_attention_mask is None and not use_cache and cache is None:
             decoder_attention_mask = self.mask_of_left_padding(decoder_input_ids, shifted)
         if shifted is not None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(shifted)
@@ -485,7 +484,7 @@ class VanillaTransformerForConditionalGeneration(
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,

@@ -20,7 +20,7 @@ PAPER = {CONFIG, MODEL, GENERATION, INTEGRATION, PLAN, TOKENIZATION}
 # They travel with the checkpoints that they belong to.
 DICTIONARY, SOURCE_TARGET = "tokenization_dictionary", "tokenization_source_target"
 # What a travelling file may import: on the Hub, neither this package nor other libraries can be counted on.
-SIBLINGS = {MODEL: {CONFIG, GENERATION, INTEGRATION}, INTEGRATION: {CONFIG}, GENERATION: {PLAN}}
+SIBLINGS = {MODEL: {CONFIG, GENERATION, INTEGRATION}, INTEGRATION: {CONFIG}, GENERATION: {INTEGRATION, PLAN}}
 LIBRARIES = {"torch", "transformers", "tokenizers", *sys.stdlib_module_names}
 OWN_LIBRARIES = {CONFIG: {"huggingface_hub"}, DICTIONARY: {"sentencepiece", "subword_nmt"}}
 
@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "errors": set(),
     "registration": set(),
     "paper": set(),
-    "engine": {"paper", "errors"},
+    "engine": {"paper", "checkpoints", "errors"},
     "data": {"paper", "errors"},
     "metrics": set(),
     "checkpoints": {"paper", "errors"},

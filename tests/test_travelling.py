@@ -16,7 +16,7 @@ PARTS = ("configuration", "modeling", "generation", "integration", "plan", "toke
 TRAVELLING = tuple(f"{part}_vanilla_transformer.py" for part in PARTS)
 MODELING = "modeling_vanilla_transformer.py"
 LICENCE = "# SPDX-License-Identifier: Apache-2.0"
-MOST_LINES, MOST_LINES_IN_ALL = {MODELING: 510}, 1900
+MOST_LINES, MOST_LINES_IN_ALL = {MODELING: 510}, 2080
 
 FORBIDDEN = ("torch.backends", "torch.ops", "torch.autograd.Function", "torch.autograd.function", "torch.library")
 ASKS_FOR_THE_DEVICE = {"is_cuda", "is_cpu", "is_mps", "is_xpu", "is_available", "is_compiling", "is_dynamo_compiling"}

@@ -9,7 +9,7 @@ options that the engine doesn't have, for that call. docs/engine.md names what i
 import weakref
 from contextlib import AbstractContextManager, nullcontext
 
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..plan_vanilla_transformer import ENGINE_OPTIONS, Plan
@@ -102,7 +102,7 @@ class Engine:
             name = "coverage_penalty" if plan.coverage_penalty else "output_alignments"
             raise EngineError(f"`{name}` needs the engine, and it can't run this call: {reason}")
         arguments = {name: value for name, value in arguments.items() if name not in ENGINE_OPTIONS}
-        return GenerationMixin.generate(model, **model.prepare_decoding(arguments))
+        return model.generate_by_transformers(arguments)
 
     def ready(self, model: PreTrainedModel) -> tuple[Prepared | None, str | None]:
         """Returns what decodes for a model now, or None and the reason; goes off for good after a change."""

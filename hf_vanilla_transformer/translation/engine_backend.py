@@ -1,15 +1,15 @@
 """Models of transformers as a backend: those of this package by the engine's search, all others by `generate()`."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from inspect import isfunction
+from inspect import isfunction, signature
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..engine import Engine
 from ..engine.decoding.module import Module
@@ -17,6 +17,7 @@ from ..engine.decoding.prepared import Prepared
 from ..engine.decoding.search import Hypothesis
 from ..engine.support import HEAD
 from ..generation_vanilla_transformer import DecodingMixin
+from ..integration_vanilla_transformer import CACHE
 from ..plan_vanilla_transformer import Plan
 from .backend import (
     LEAST_SCORE,
@@ -44,6 +45,13 @@ GENERATING = [
 INPUTS = {
     *("inputs", "input_ids", "attention_mask", "encoder_outputs", "inputs_embeds"),
     *("decoder_input_ids", "decoder_attention_mask"),
+}
+# What transformers has for all models; generate() takes the last three from its `**kwargs`.
+NAMES = {
+    *INPUTS,
+    *vars(GenerationConfig()),
+    *signature(GenerationMixin.generate).parameters,
+    *("tokenizer", "assistant_tokenizer", "trust_remote_code"),
 }
 
 
@@ -95,8 +103,16 @@ class EngineBackend(Backend):
         return any(one.training for one in self.models)
 
     # ---- Options ----
+    @property
+    def option_names(self) -> set[str]:
+        """Names that options of `generate()` may have; it says itself which of them it lacks."""
+        return super().option_names.union(NAMES, signature(self.base.generate).parameters)
+
     def unsupported(self, plan: Plan) -> str | None:
         """Says which setting of a plan the model lacks, and why, or None; what is left is for `generate()` to tell."""
+        kinds = [str(one.peft_type).rpartition(".")[2] for one in _adapters(self.model)]
+        if CACHE == "cache" and {"PREFIX_TUNING", "CARTRIDGE"}.intersection(kinds):
+            return "it has a prefix that PEFT has trained, which generate() loses from transformers 5.24 on; use 5.23"
         if not (plan.alignments or plan.coverage_penalty):
             return None
         if (own := self.own) is not None:
@@ -236,8 +252,12 @@ def _decodes_plainly(model: PreTrainedModel, base: PreTrainedModel) -> bool:
             return False
     if model is not base and ("generate" in vars(model) or not type(model).__module__.startswith("peft.")):
         return False
-    adapters = getattr(model, "peft_config", None) or {}
-    return not any(getattr(one, "is_prompt_learning", False) for one in adapters.values())
+    return not any(getattr(one, "is_prompt_learning", False) for one in _adapters(model))
+
+
+def _adapters(model: PreTrainedModel) -> Iterable[Any]:
+    """Returns the configurations of a model's adapters."""
+    return (getattr(model, "peft_config", None) or {}).values()
 
 
 def translations(job: DecodingJob, segments: list[Segment], rows: list[list[Hypothesis]]) -> list[list[Translation]]:

@@ -5,6 +5,8 @@ import functools
 import itertools
 import json
 import logging
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
+    GenerationMixin,
     StaticCache,
 )
 from transformers.generation.streamers import BaseStreamer
@@ -20,7 +23,11 @@ from hf_vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     engine,
+    generation_vanilla_transformer,
 )
+from hf_vanilla_transformer.configuration_vanilla_transformer import CACHE_NAMES
+from hf_vanilla_transformer.generation_vanilla_transformer import DecodingMixin
+from hf_vanilla_transformer.integration_vanilla_transformer import CACHE, TESTED_VERSIONS
 
 PAD, BOS, EOS = 0, 1, 2
 VOCABULARY = 24
@@ -140,7 +147,7 @@ def next_log_probs(model, source, prefixes):
     output = model(
         input_ids=torch.tensor([source] * len(prefixes)), decoder_input_ids=torch.tensor(prefixes), use_cache=False
     )
-    assert output.past_key_values is None
+    assert output.cache is None
     return output.logits[:, -1].double().log_softmax(dim=-1)
 
 
@@ -678,12 +685,12 @@ def test_no_cache_changes_what_is_generated(variant, num_beams):
     model, inputs = shared(variant), padded(SOURCES, "left")
     options = {"num_beams": num_beams, "max_extra_length": 3, **SHOWN}
     expected = model.generate(**inputs, **CACHES["none"], **options)
-    assert expected.past_key_values is None
+    assert getattr(expected, CACHE) is None
     for cache in ("dynamic", "static", "static, never compiled")[: 3 if variant == "default" else 2]:
         found = model.generate(**inputs, **CACHES[cache], **options)
         kind = DynamicCache if cache == "dynamic" else StaticCache
-        assert isinstance(found.past_key_values.self_attention_cache, kind)
-        assert isinstance(found.past_key_values.cross_attention_cache, kind)
+        assert isinstance(getattr(found, CACHE).self_attention_cache, kind)
+        assert isinstance(getattr(found, CACHE).cross_attention_cache, kind)
         assert torch.equal(found.sequences, expected.sequences)
         torch.testing.assert_close(found.scores, expected.scores, **FLOAT32)
 
@@ -699,10 +706,12 @@ def _new_cache(model, kind, source_length, target_length):
 TARGETS = [[BOS, 9, 4, 17, 12, 6, 20, 3], [BOS, 5, 13, 18, 22], [BOS], [BOS, 8, 8, 21, 7, 10], [BOS, 16, 11]]
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static with room"])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("dynamic", "cache"), ("dynamic", "past_key_values"), ("static with room", "cache")]
+)
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
-def test_cached_logits_are_the_uncached(variant, kind):
+def test_cached_logits_are_the_uncached(variant, kind, name):
     """Position by position and several at once, with padding on the left of source and target."""
     model = shared(variant)
     inputs, targets = padded(SOURCES, "left"), padded(TARGETS, "left", "decoder_")
@@ -715,23 +724,84 @@ def test_cached_logits_are_the_uncached(variant, kind):
         for size in sizes:
             start, end = end, end + size
             target = {"decoder_input_ids": ids[:, start:end], "decoder_attention_mask": mask[:, :end]}
-            output = model(**source, **target, past_key_values=cache)
+            output = model(**source, **target, **{name: cache})
             logits.append(output.logits)
-            assert output.past_key_values is cache
+            assert output.cache is output.past_key_values is cache
             assert cache.get_seq_length() == end
         # Padded positions see nothing; what comes out of them has no meaning.
         torch.testing.assert_close(torch.cat(logits, dim=1)[mask.bool()], expected[mask.bool()], **FLOAT32)
 
 
+@pytest.mark.parametrize("name", CACHE_NAMES)
 @torch.no_grad()
-def test_generation_goes_on_from_a_cache(model):
+def test_generation_goes_on_from_a_cache(model, name):
     inputs, prefix = padded(SOURCES[:1]), torch.tensor([TARGETS[0][:5]])
     options = {"num_beams": 1, "max_new_tokens": 6, **ENDLESS}
-    cache = model(**inputs, decoder_input_ids=prefix[:, :4], use_cache=True).past_key_values
-    going_on = {"decoder_attention_mask": torch.ones_like(prefix), "past_key_values": cache}
+    cache = model(**inputs, decoder_input_ids=prefix[:, :4], use_cache=True).cache
+    going_on = {"decoder_attention_mask": torch.ones_like(prefix), name: cache}
     found = model.generate(**inputs, decoder_input_ids=prefix, **going_on, **options)
     assert torch.equal(found, model.generate(**inputs, decoder_input_ids=prefix, **options))
     assert cache.get_seq_length() == 5 + 6 - 1
+
+
+def test_a_cache_has_one_name_in_a_call(model):
+    with pytest.raises(ValueError, match=r"Both `\w+` and `\w+` are set for `VanillaTransformerFor"):
+        model.generate(torch.tensor([[5]]), cache=DynamicCache(), past_key_values=DynamicCache())
+
+
+# ---- versions of transformers that no test has run with ----
+
+
+def renamed_again(handing_over):
+    """`prepare_inputs_for_generation` of a version that hands a cache over under another name."""
+
+    @functools.wraps(handing_over)
+    def prepare(*args, **kwargs):
+        inputs = handing_over(*args, **kwargs)
+        return {"keys_and_values" if name == CACHE else name: value for name, value in inputs.items()}
+
+    return prepare
+
+
+def forgetful(handing_over):
+    """One that hands none over."""
+
+    @functools.wraps(handing_over)
+    def prepare(*args, **kwargs):
+        return {name: value for name, value in handing_over(*args, **kwargs).items() if name != CACHE}
+
+    return prepare
+
+
+@pytest.mark.parametrize("change", [renamed_again, forgetful])
+def test_an_untested_version_that_loses_the_cache_is_refused(model, monkeypatch, change):
+    source, options = torch.tensor(SOURCES[:1]), {"max_new_tokens": 6, "num_beams": 2}
+    expected = model.generate(source, **options)
+    monkeypatch.setattr(DecodingMixin, "has_checked_cache", False)
+    monkeypatch.setattr(generation_vanilla_transformer, "transformers_version", "5.99.0")
+    assert torch.equal(model.generate(source, **options), expected)
+    assert DecodingMixin.has_checked_cache
+    monkeypatch.setattr(DecodingMixin, "has_checked_cache", False)
+    monkeypatch.setattr(
+        GenerationMixin, "prepare_inputs_for_generation", change(GenerationMixin.prepare_inputs_for_generation)
+    )
+    for _ in range(2):
+        with pytest.raises(
+            RuntimeError, match=r"transformers 5\.99\.0, .*tested with 5\.23 and 5\.24.*use_cache=False"
+        ):
+            model.generate(source, **options)
+    assert torch.equal(model.generate(source, use_cache=False, **options), expected)
+
+
+def test_the_versions_that_were_tested_are_those_of_pyproject():
+    """The upper bound is the next minor version."""
+    pyproject = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8"))
+    (bound,) = (one for one in pyproject["project"]["dependencies"] if one.startswith("transformers"))
+    newest = TESTED_VERSIONS[-1].split(".")
+    assert set(bound.removeprefix("transformers").split(",")) == {
+        f">={TESTED_VERSIONS[0]}", f"<{newest[0]}.{int(newest[1]) + 1}"
+    }  # fmt: skip
+    assert DecodingMixin.has_checked_cache
 
 
 # ---- a sentence's logits are its own ----

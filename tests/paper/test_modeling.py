@@ -13,10 +13,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, masking_utils
+from transformers import (
+    AttentionInterface,
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    masking_utils,
+)
 from transformers import modeling_flash_attention_utils as flash_utils
 from transformers.integrations import flex_attention as flex_integration
 from transformers.integrations.executorch import Seq2SeqLMExportableModule
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_vanilla_transformer import (
@@ -287,9 +294,49 @@ def test_learned_positions_end(grow):
         "cache": {"input_ids": ids(2, 8), "decoder_input_ids": ids(2, 1)},
     }[grow]
     if grow == "cache":
-        inputs["past_key_values"] = model(ids(2, 8), decoder_input_ids=ids(2, 8)).past_key_values
+        inputs["cache"] = model(ids(2, 8), decoder_input_ids=ids(2, 8)).cache
     with pytest.raises(ValueError, match=r"9 tokens.* 8 learned positions.*max_position_embeddings.*Truncate"):
         model(**inputs)
+
+
+def _calls(model):
+    """Calls of each module that hands keyword arguments down."""
+    x = torch.zeros(2, 3, model.config.d_model)
+    encoder, decoder = model.get_encoder(), model.get_decoder()
+    return (
+        functools.partial(model, **PAIR),
+        functools.partial(model, input_ids=SOURCE, labels=LABELS),
+        functools.partial(model, encoder_outputs=(x,), decoder_input_ids=TARGET[:2]),
+        functools.partial(model.model, **PAIR),
+        functools.partial(encoder, SOURCE),
+        functools.partial(decoder, TARGET[:2], encoder_hidden_states=x),
+        functools.partial(encoder.layers[0], x, mask=None),
+        functools.partial(decoder.layers[0], x, x, mask=None, cross=None),
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["atention_mask", "position_ids", "dropout", "scaling", "softcap", "cu_seq_lens_q", "label_smoothing"]
+)
+def test_an_argument_that_nothing_reads(name):
+    """A typo, what this model counts by itself, what the configuration has, what another kernel reads."""
+    for call in _calls(tiny_model()):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'.* sdpa, reads it"):
+            call(**{name: 0.5})
+
+
+def test_arguments_that_a_kernel_reads():
+    def soft(module, query, key, value, attention_mask, scaling=1.0, dropout=0.0, softness=1.0, **kwargs):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling * softness)
+
+    AttentionInterface.register("soft", soft)
+    model = tiny_model()
+    expected = model(**PAIR).logits
+    model.set_attn_implementation("soft")
+    assert torch.equal(model(**PAIR, softness=1.0).logits, expected)
+    assert not torch.allclose(model(**PAIR, softness=0.0).logits, expected)
+    with pytest.raises(TypeError, match="'softnes': neither the model nor its attention, soft, reads it"):
+        model(**PAIR, softnes=0.0)
 
 
 @pytest.mark.parametrize("bad", [V, -1])

@@ -4,11 +4,12 @@ import copy
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, TaskType, get_peft_model
+from peft import LoraConfig, PeftModel, PrefixTuningConfig, TaskType, get_peft_model
 from random_models import new_model
 
 from hf_vanilla_transformer import Translator, engine
 from hf_vanilla_transformer.errors import CheckpointError
+from hf_vanilla_transformer.integration_vanilla_transformer import CACHE
 
 TEXTS = ["twenty-one", "half past nine on the fourth of May", "it", "drei Euro und fünf Cent"]
 PAIRS = {
@@ -16,16 +17,17 @@ PAIRS = {
     "english": [("halb zehn", "half past nine"), ("es kostet zweihundert", "it costs two hundred")],
 }
 OPTIONS = {"num_beams": 2, "max_new_tokens": 8}
-LORA = LoraConfig(task_type=TaskType.SEQ_2_SEQ_LM, r=4, lora_alpha=32, target_modules=["q_proj", "v_proj", "fc1"])
+KIND = {"task_type": TaskType.SEQ_2_SEQ_LM}
+LORA = LoraConfig(**KIND, r=4, lora_alpha=32, target_modules=["q_proj", "v_proj", "fc1"])
 
 
 def base_model(tokenizer):
     return new_model(len(tokenizer), dropout=0.0)
 
 
-def trained(model, tokenizer, pairs):
+def trained(model, tokenizer, pairs, config=LORA):
     """An adapter after a few steps."""
-    adapted = get_peft_model(model, LORA).train()
+    adapted = get_peft_model(model, config).train()
     sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
     batch = tokenizer(sources, text_target=targets, padding=True, return_tensors="pt")
     batch["labels"][batch["labels"] == tokenizer.pad_token_id] = -100
@@ -127,3 +129,43 @@ def test_what_cannot_be_had_with_an_adapter_is_said(tokenizer, adapters):
     assert found.alignment.weights.shape == (found.num_tokens, len(found.alignment.source))
     with pytest.raises(engine.EngineError, match="PeftModelForSeq2SeqLM is not VanillaT"):
         Translator(adapted, compute_type="int8", tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"target_modules": ["embed_tokens", "q_proj"]},
+        {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [3, 4]}},
+    ],
+    ids=["embeddings", "new tokens"],
+)
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+def test_adapters_of_embeddings(tokenizer, where):
+    adapted = trained(base_model(tokenizer), tokenizer, PAIRS["german"], LoraConfig(**KIND, **where))
+    assert_same(says(Translator(adapted, tokenizer=tokenizer)), by_transformers(adapted, tokenizer))
+
+
+def test_a_trained_prefix_is_used_or_refused(tokenizer):
+    """PEFT 0.21 hands it over as `past_key_values`; under transformers 5.24, stock models generate without it."""
+    base = base_model(tokenizer)
+    prefix = PrefixTuningConfig(**KIND, num_virtual_tokens=3, num_layers=base.config.decoder_layers)
+    adapted = trained(base, tokenizer, PAIRS["german"], prefix)
+    translator, inputs = Translator(adapted, tokenizer=tokenizer), tokenizer(TEXTS[:1], return_tensors="pt")
+    if CACHE == "cache":
+        with pytest.raises(ValueError, match=r"Both `.* a prefix .*transformers 5\.23"):
+            adapted.generate(**inputs, **OPTIONS)
+        with pytest.raises(ValueError, match=r"a prefix .*from transformers 5\.24 on; use 5\.23"):
+            translator(TEXTS[0])
+        return
+    greedy = {"num_beams": 1, "max_new_tokens": 8}
+    found = adapted.generate(**inputs, **greedy)
+    logits = adapted(**inputs, decoder_input_ids=found[:, :-1]).logits
+    assert torch.equal(found[:, 1:], logits.argmax(dim=-1))
+    assert translator(TEXTS[0], **greedy) == tokenizer.decode(found[0], skip_special_tokens=True)
+
+
+@pytest.mark.skipif(CACHE == "past_key_values", reason="transformers 5.23 takes this version of PEFT")
+def test_transformers_own_adapters_need_a_newer_peft(tokenizer):
+    """The docs say so; when this fails, PEFT 0.22 is out, and they can go."""
+    with pytest.raises(ValueError, match=r"PEFT you are using is not compatible, please use a version >= 0\.22\.0"):
+        base_model(tokenizer).add_adapter(LORA)

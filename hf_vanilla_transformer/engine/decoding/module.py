@@ -6,6 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from ...integration_vanilla_transformer import CACHE
 from ...plan_vanilla_transformer import Plan
 from .prepared import Prepared
 
@@ -56,11 +57,11 @@ class ModuleDecoder:
             encoder_outputs=BaseModelOutput(self.memory),
             attention_mask=self.memory_mask,
             decoder_input_ids=tokens[:, None],
-            past_key_values=self.cache,
             use_cache=True,
+            **{CACHE: self.cache},
             **({"output_attentions": True} if self.keeps_attention else {}),
         )
-        self.cache = output.past_key_values
+        self.cache = getattr(output, CACHE)
         if self.keeps_attention:
             self.attention = output.cross_attentions[-1][:, :, -1].mean(dim=1).float()
         logits: Tensor = output.logits[:, -1]

@@ -17,6 +17,15 @@ from .loss import loss_of_chunk
 logger = logging.get_logger(__name__)
 SDPA_IN_FLOAT32 = "sdpa_in_float32"  # the shortcuts' attention; it takes block masks too
 BLOCKS_ON = ("cuda",)  # FlexAttention takes sdpa's place there, and leaves out blocks without a common pair
+# What a packed batch is called with: its own tensors, and what is the same for it whatever the value.
+ARGUMENTS = {
+    "input_ids",
+    "decoder_input_ids",
+    "decoder_attention_mask",
+    "num_items_in_batch",
+    "return_dict",
+    "use_cache",
+}
 
 
 class PackedForward:
@@ -42,6 +51,8 @@ class PackedForward:
         """Runs a batch with the arguments of the class's `forward`, or a packed one."""
         if encoder_attention_mask is None:
             return type(self.model.model).forward(self.model.model, **batch)
+        if unread := [name for name, value in batch.items() if name not in ARGUMENTS and value is not None]:
+            raise TypeError(f"a packed batch has no use for the argument '{unread[0]}'; leave it out")
         targets = batch["decoder_input_ids"], batch["decoder_attention_mask"]
         if self.is_new and self.model.training and torch.is_grad_enabled():
             self.is_new = False

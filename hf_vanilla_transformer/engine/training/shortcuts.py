@@ -88,7 +88,7 @@ def _switch(model: _Model, on: bool, forward: Any) -> None:
     elif "loss_of_targets" in vars(model):
         del model.loss_of_targets
     if isinstance(forward, PackedForward) and on:  # and not somebody's own
-        model.model.forward = forward
+        model.model.forward = forward  # type: ignore[method-assign]
     elif isinstance(vars(model.model).get("forward"), PackedForward):
         del model.model.forward
 

@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from hf_vanilla_transformer import engine
+from hf_vanilla_transformer.integration_vanilla_transformer import CACHE
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ REASONS = {
     "several forced ends": ("several tokens are", 3, lambda: {"forced_eos_token_id": [PAD, 5], "max_new_tokens": 3}),
     "an end forced at several limits": ("each sentence's own limit", 3, lambda: {"forced_eos_token_id": EOS}),
     "a criterion": ("`stopping_criteria`", 1, lambda: {"stopping_criteria": StoppingCriteriaList([StopAt(18)])}),
-    "a cache": ("`past_key_values` is given", 1, lambda: {"past_key_values": _cache()}),
+    "a cache": (f"`{CACHE}` is given", 1, lambda: {"past_key_values": _cache()}),
     "no cache": ("`use_cache=False` is given", 1, lambda: {"use_cache": False}),
     "a static cache": ("`cache_implementation='static'` is given", 3, lambda: {"cache_implementation": "static"}),
     "a mask of the target": (

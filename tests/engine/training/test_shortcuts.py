@@ -120,7 +120,8 @@ def test_bfloat16_autocast_is_as_exact_as_the_plain_model(parted):
 
 # ---- Aside ----
 def with_lora(model):
-    model.add_adapter(peft.LoraConfig(target_modules=["lm_head", "q_proj"], r=2, init_lora_weights=False))
+    config = peft.LoraConfig(target_modules=["lm_head", "q_proj"], r=2, init_lora_weights=False)
+    peft.inject_adapter_in_model(config, model)
     model.double()
 
 
