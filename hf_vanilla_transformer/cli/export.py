@@ -1,7 +1,9 @@
 """`vanilla-transformer export`."""
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from ..errors import first_line, install
 from ..interop.export import export, writer_of
@@ -66,10 +68,23 @@ def _export(arguments: argparse.Namespace) -> None:
         check_packages(to)
     tokenizer, model = _load(arguments.model, arguments.trust_remote_code)
     options = {} if arguments.quantization is None else {"quantization": arguments.quantization}
-    notes = export(model, arguments.output, to=to, tokenizer=tokenizer, **options)
+    with _progress(to) as progress:
+        notes = export(
+            model, arguments.output, to=to, tokenizer=tokenizer, source=arguments.model, **options, **progress
+        )
     show(f"exported {arguments.model} into {arguments.output}")
     for note in notes:
         show(f"note: {note}")
+
+
+@contextmanager
+def _progress(to: str) -> Iterator[dict[str, Any]]:
+    """Shows the step that an export is at, if it takes a while and standard error is a terminal; yields the option."""
+    from tqdm import tqdm
+
+    has_steps = to in ("onnx", "transformers_js")
+    with tqdm(bar_format="{desc} [{elapsed}]", disable=None if has_steps else True, leave=False) as bar:
+        yield {"progress": bar.set_description_str} if has_steps else {}
 
 
 def check_packages(to: str) -> None:

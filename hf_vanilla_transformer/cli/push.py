@@ -78,7 +78,7 @@ def _write_stock(source: Path, folder: Path, onnx: bool) -> None:
     if note is not None:
         raise UsageError(f"{note}; write the card again with `vanilla-transformer card {source} --overwrite`")
     tokenizer, model = load_checkpoint(source, local_files_only=True)
-    notes = export(model, folder, to=to, tokenizer=tokenizer)
+    notes = export(model, folder, to=to, tokenizer=tokenizer, source=source)
     kind = read_json(folder / CONFIG)["architectures"][0]
     limits = [facts.limits, *(f"{one[0].upper()}{one[1:]}." for one in notes)]
     save_card(folder, replace(facts, stock=kind, limits="\n\n".join(filter(None, limits))))

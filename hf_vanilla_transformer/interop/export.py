@@ -20,6 +20,7 @@ WRITERS = {
     "torch": "torch_nn",
     "transformers_js": "transformers_js",  # with stock's files
 }
+STOCK = ("stock", "transformers_js")
 
 
 def export(
@@ -28,6 +29,7 @@ def export(
     *,
     to: str,
     tokenizer: "PreTrainedTokenizerBase",
+    source: str | Path | None = None,
     **options: Any,
 ) -> list[str]:
     """Writes a model in another system's format, as `vanilla-transformer export` does.
@@ -38,7 +40,10 @@ def export(
         to: The format: "ctranslate2", "onnx" (for onnxruntime), "stock" (a class of transformers' own),
             "transformers_js" (the same, with graphs for the browser) or "torch" (`torch.nn.Transformer`'s state dict).
         tokenizer: The model's tokenizer, whose files are written too.
-        **options: Of "ctranslate2": `quantization`, such as "int8".
+        source: What the model was loaded from, a folder or a name on the Hub: the result gets the folder's licence, and
+            "stock" and "transformers_js" a card that says what the folder's does.
+        **options: Of "ctranslate2": `quantization`, such as "int8". Of "onnx" and "transformers_js": `progress`, which
+            is called with the name of each step.
 
     Returns:
         Notes for the user: what differs, and by how much.
@@ -47,20 +52,32 @@ def export(
         ConversionError: The format has no such model or tokenizer, or the result computes something else.
         ImportError: A package of the extra `export` isn't installed.
         ValueError: There is no such format.
+        CardError: The card in `source` can't be read.
         OSError: The output exists, or can't be written.
     """
-    write = writer_of(to)
+    write, card = writer_of(to), _module("export_card")
     check_new_folder(Path(output))
+    facts, changed = card.facts_about(model, source) if to in STOCK else (None, None)
     with new_folder(Path(output)) as folder:
-        return write(model, tokenizer, folder, **options)
+        notes = write(model, tokenizer, folder, **options)
+        card.copy_licence(folder, source)
+        if to in STOCK:
+            card.save_stock_card(folder, Path(output), facts, notes)
+            notes = [*notes, *filter(None, [changed])]
+    return notes
 
 
 def writer_of(to: str) -> Callable[..., list[str]]:
     """Imports the function that writes a format into an empty folder; errors are those of `export`."""
     if to not in WRITERS:
         raise ValueError(f"there is no format {to!r}; give one of {', '.join(WRITERS)}")
-    write: Callable[..., list[str]] = getattr(importlib.import_module(f".{WRITERS[to]}", __package__), f"write_{to}")
+    write: Callable[..., list[str]] = getattr(_module(WRITERS[to]), f"write_{to}")
     return write
+
+
+def _module(name: str) -> Any:
+    """Imports a module of this folder when it is needed, as commands have to begin at once."""
+    return importlib.import_module(f".{name}", __package__)
 
 
 __all__ = ["export"]

@@ -6,9 +6,10 @@ writes no encoder, fixes the lengths of target and past at 1, and keeps sinusoid
 """
 
 import copy
+import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,9 +31,12 @@ from ..modeling_vanilla_transformer import (
 from .interface import ConversionError, check_savable
 
 ENCODER, DECODER, DECODER_WITH_PAST = "encoder_model", "decoder_model", "decoder_with_past_model"
+FIRST_PAST = "first_past"  # not one of Optimum's: what a decoder with a past begins with
 # How far logits may be from the model's, as a part of the largest where that is above 1.
 TOLERANCE = 1e-4
+SPAN = 512  # rows of the two tables of sinusoids, which are as large as one of 1,024 positions
 Run = Callable[[str, dict[str, Any]], dict[str, Any]]  # a graph's name, inputs -> outputs
+Progress = Callable[[str], object]  # is told what is done next
 
 
 class Sizes(NamedTuple):
@@ -52,6 +56,7 @@ def write_onnx(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
+    progress: Progress = lambda step: None,
 ) -> list[str]:
     """Writes a model as graphs for onnxruntime, with its settings and its tokenizer's files: a writer of `export`.
 
@@ -59,7 +64,10 @@ def write_onnx(
         ConversionError: It is quantized, torch.onnx can't express it, or onnxruntime computes something else.
     """
     check_savable(model.generation_config)
-    notes = _notes(model, write_graphs(model, folder))
+    write_graphs(model, folder, (ENCODER, DECODER, DECODER_WITH_PAST), progress)
+    progress("comparison")
+    opened = opener(folder)
+    notes = _notes(model, difference(model, lambda name, inputs: run_graph(opened(name), inputs)))
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -67,8 +75,10 @@ def write_onnx(
 
 
 @torch.no_grad()
-def write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Path) -> float:
-    """Writes the three graphs into a folder; returns the `difference` of their logits, errors: `write_onnx`."""
+def write_graphs(
+    model: VanillaTransformerForConditionalGeneration, folder: Path, names: Container[str], progress: Progress
+) -> None:
+    """Writes the graphs of these names into a folder; raises `ConversionError` if torch.onnx can't express one."""
     if getattr(model, "is_quantized", False):
         raise ConversionError("its weights are quantized; export the original")
     exact: Any = _in_float32(model)
@@ -77,23 +87,41 @@ def write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Path
             stack.embed_positions = Sinusoids(stack.embed_positions.layout)
     with quiet():
         for name, module, arguments, axes, outputs in graphs_of(exact):
-            _write(folder / f"{name}.onnx", module, arguments, axes, outputs)
-    return difference(model, lambda name, inputs: run_graph(folder / f"{name}.onnx", inputs))
+            if name in names:
+                progress(name)
+                _write(folder / f"{name}.onnx", module, arguments, axes, outputs)
 
 
 # ---- What the graphs compute ----
 class Sinusoids(nn.Module):
-    """Sinusoids computed for the positions at hand, so that no sentence is too long for a table."""
+    """Sinusoids of `SPAN * SPAN` positions, as sums of two angles from tables in float32.
+
+    A browser's onnxruntime can't compute them: that takes float64. With p = far * SPAN + near, sin(p w) is sin(near w)
+    cos(far SPAN w) + cos(near w) sin(far SPAN w). The first `SPAN` positions are the model's to the bit; all are within
+    3e-7 of its formula in float64. A later position is an error in onnxruntime.
+    """
 
     def __init__(self, layout: tuple[int, str, int]) -> None:
         super().__init__()
-        self.d_model, self.encoding, self.first_position = layout
+        self.d_model, self.encoding, first = layout
+        self.near = nn.Buffer(self._waves(range(first, first + SPAN)))
+        self.far = nn.Buffer(self._waves(range(0, SPAN * SPAN, SPAN)))
+
+    def _waves(self, positions: range) -> Tensor:
+        """Sine and cosine of each frequency: (positions, 2, frequencies)."""
+        if self.encoding in ("paper", "marian"):  # twice the width has these frequencies in pairs, if it is odd too
+            rows = [sinusoidal_table(1, 2 * self.d_model, "paper", one).view(-1, 2)[::2].T for one in positions]
+        else:
+            rows = [sinusoidal_table(1, self.d_model // 2 * 2, self.encoding, one).view(2, -1) for one in positions]
+        return torch.stack(rows)
 
     def forward(self, position_ids: Tensor, length: int) -> Tensor:
-        """Looks up `position_ids`, (1 or B, T), among the last T of `length` positions: (1 or B, T, d_model)."""
-        past = length - position_ids.shape[1]
-        table = sinusoidal_table(position_ids.shape[1], self.d_model, self.encoding, self.first_position + past)
-        return F.embedding(position_ids - past, table)
+        """Maps positions, (1 or B, T), to (1 or B, T, d_model)."""
+        near, far = self.near[position_ids % SPAN], self.far[position_ids // SPAN]
+        turned = torch.stack([near[..., 1, :], -near[..., 0, :]], dim=-2)
+        pair = near * far[..., 1:, :] + turned * far[..., :1, :]  # of the sum, (1 or B, T, 2, frequencies)
+        row = pair.transpose(-1, -2).flatten(-2) if self.encoding == "paper" else pair.flatten(-2)
+        return F.pad(row, (0, max(self.d_model - row.shape[-1], 0)))[..., : self.d_model]
 
 
 class Encoder(nn.Module):
@@ -118,7 +146,7 @@ class Decoder(nn.Module):
     def forward(self, mask: Tensor, input_ids: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
         """Maps (B, S), (B, T) and (B, S, d_model) to (B, T, V) and four tensors a layer."""
         output = self.decoder(input_ids, None, memory, mask, use_cache=True)
-        cache = output.past_key_values
+        cache = output.cache
         layers = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
         tensors = (tensor for pair in layers for layer in pair for tensor in (layer.keys, layer.values))
         return self.lm_head(output.last_hidden_state), *tensors
@@ -132,9 +160,26 @@ class DecoderWithPast(Decoder):
         cache = EncoderDecoderCache([tuple(past[i : i + 4]) for i in range(0, len(past), 4)])
         memory = past[2].new_zeros(past[2].shape[0], past[2].shape[2], 1)  # nothing of it is read but its length
         output = self.decoder(input_ids, None, memory, mask, cache, use_cache=True)
-        layers = output.past_key_values.self_attention_cache.layers
+        layers = output.cache.self_attention_cache.layers
         tensors = (tensor for layer in layers for tensor in (layer.keys, layer.values))
         return self.lm_head(output.last_hidden_state), *tensors
+
+
+class FirstPast(nn.Module):
+    """The past before the first target token: nothing of the target, and the keys and values of the source."""
+
+    def __init__(self, model: VanillaTransformerForConditionalGeneration) -> None:
+        super().__init__()
+        self.layers = model.get_decoder().layers
+
+    def forward(self, memory: Tensor) -> tuple[Tensor, ...]:
+        """Maps (B, S, d_model) to four tensors a layer."""
+        tensors: list[Tensor] = []
+        for layer in self.layers:
+            source = layer.encoder_attn.keys_and_values(memory)
+            target = (one.new_zeros(*one.shape[:2], 0, one.shape[3]) for one in source)
+            tensors += [*target, *source]
+        return tuple(tensors)
 
 
 # ---- Tracing ----
@@ -155,8 +200,11 @@ def graphs_of(
     memory, inputs = encoder(source, mask), {"encoder_attention_mask": of_source, "input_ids": of_target}
     yield DECODER, decoder, (mask, first, memory), inputs | {"encoder_hidden_states": of_source}, present
 
+    past = [f"past_key_values.{name}" for name in names]
+    yield FIRST_PAST, FirstPast(model), (memory,), {"encoder_hidden_states": of_source}, past
+
     lengths = {"decoder": "past_length", "encoder": "source_length"}
-    axes = inputs | {f"past_key_values.{name}": {0: "batch", 2: lengths[name.split(".")[1]]} for name in names}
+    axes = inputs | {name: {0: "batch", 2: lengths[name.split(".")[2]]} for name in past}
     arguments = (mask, more, list(decoder(mask, first, memory)[1:]))
     yield DECODER_WITH_PAST, DecoderWithPast(model), arguments, axes, [n for n in present if ".encoder." not in n]
 
@@ -223,9 +271,15 @@ def difference(model: VanillaTransformerForConditionalGeneration, run: Run, tole
     return max(differences)
 
 
-def run_graph(file: Path, inputs: dict[str, Any]) -> dict[str, Any]:
+def opener(folder: Path, end: str = "") -> Callable[[str], Any]:
+    """Returns a function that opens a folder's graph by its name without this end, each once as it takes a while."""
+    return functools.cache(
+        lambda name: onnxruntime.InferenceSession(folder / f"{name}{end}.onnx", providers=["CPUExecutionProvider"])
+    )
+
+
+def run_graph(session: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """Computes a graph's outputs; inputs and outputs are arrays by name."""
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, inputs), strict=True))
 

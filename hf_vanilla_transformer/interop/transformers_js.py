@@ -1,19 +1,19 @@
 """Stock models for the browser: `stock`'s folder with the ONNX graphs and the tokenizer that transformers.js opens.
 
-There, one graph decodes: an `If` between the decoder and the decoder with a past, which share their weights.
+There, one graph decodes: a decoder with a past, which begins with an `If` between the first past and the given one.
 """
 
 import copy
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 from onnx_ir.passes import Sequential, common
 from onnxruntime.quantization import quantize_dynamic
 from onnxscript.optimizer import fold_constants
@@ -25,7 +25,17 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..tokenization_vanilla_transformer import WORD_OR_PUNCTUATION
 from . import stock
 from .interface import ConversionError
-from .onnx import DECODER, DECODER_WITH_PAST, ENCODER, difference, quiet, run_graph, write_graphs
+from .onnx import (
+    DECODER_WITH_PAST,
+    ENCODER,
+    FIRST_PAST,
+    Progress,
+    difference,
+    opener,
+    quiet,
+    run_graph,
+    write_graphs,
+)
 
 FOLDER, MERGED, FLAG = "onnx", "decoder_model_merged", "use_cache_branch"
 QUANTIZED = "_quantized"  # the end of the names of graphs in 8 bits
@@ -33,7 +43,7 @@ LARGEST = 1_500_000_000  # bytes of weights; torch.onnx writes more into files o
 # Where a piece of bpe begins, as empty matches: before the white space of WORD_START, and before CONTROL_TOKEN_END.
 BEFORE_WORD = r"(?<![\s\p{P}])(?=\s+(?![\s\p{P}]))"
 BEFORE_CONTROL_TOKEN_END = r"(?<=<pad|<s|</s)(?=>)"
-# Branches share their weights, and no name of a branch is also one of the graph around it.
+# A branch has no weights of its own, and none of its names is also one of the graph around it.
 SHARE = Sequential(
     common.LiftSubgraphInitializersToMainGraphPass(), common.DeduplicateInitializersPass(LARGEST), common.NameFixPass()
 )
@@ -42,7 +52,10 @@ CLASSES = {key: stock.BLENDERBOT if kind is stock.PEGASUS else kind for key, kin
 
 
 def write_transformers_js(
-    model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, folder: Path
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    progress: Progress = lambda step: None,
 ) -> list[str]:
     """Writes a model as `write_stock` does, and its graphs in float32 and in 8 bits: a writer of `export`.
 
@@ -53,76 +66,88 @@ def write_transformers_js(
         raise ConversionError("transformers.js has no FSMT, which this model would be; leave out --onnx")
     if 4 * model.num_parameters() >= LARGEST:
         raise ConversionError(f"in float32 its weights have more than {LARGEST:,} bytes; leave out --onnx")
+    progress("weights")
     notes = stock.write_stock(model, _for_javascript(tokenizer), folder, CLASSES)
     (folder / FOLDER).mkdir()
-    exact, rough = _write(model, folder / FOLDER)
+    exact, rough = _write(model, folder / FOLDER, progress)
     return [
         *notes,
         f"transformers.js opens the graphs in {FOLDER}/: logits of random tokens differ from the model's by at most "
         f"{exact:.0e} of the largest in float32, and by {rough:.0e} in 8 bits",
-        'in JavaScript, `await pipeline("translation", NAME)` searches greedily, without a length penalty. Give it one '
-        'sentence per call: in a batch, it continues behind the end of a sentence. "</s>" in a text is the token',
+        'in JavaScript, `await pipeline("translation", NAME)` searches greedily, whatever `num_beams` is, for up to '
+        "256 tokens, or `max_new_tokens`. Give it one sentence per call: in a batch, it continues behind the end of a "
+        'sentence. "</s>" in a text is the token',
     ]
 
 
 # ---- Graphs ----
-def _write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> tuple[float, float]:
+def _write(model: VanillaTransformerForConditionalGeneration, folder: Path, progress: Progress) -> tuple[float, float]:
     """Writes the graphs; returns how far logits differ from the model's in float32 and in 8 bits."""
     with tempfile.TemporaryDirectory() as parts, quiet():
-        write_graphs(model, Path(parts))
+        write_graphs(model, Path(parts), (ENCODER, FIRST_PAST, DECODER_WITH_PAST), progress)
         shutil.move(Path(parts) / f"{ENCODER}.onnx", folder)
-        decoder = _merged(*(ir.load(Path(parts) / f"{name}.onnx") for name in (DECODER, DECODER_WITH_PAST)))
+        decoder = _merged(*(ir.load(Path(parts) / f"{name}.onnx") for name in (FIRST_PAST, DECODER_WITH_PAST)))
         ir.save(decoder, folder / f"{MERGED}.onnx")
+        progress("8 bits")
         # Otherwise the output matrix, the embeddings transposed, stays in float32 and is computed again for each token.
         fold_constants(decoder, input_size_limit=LARGEST, output_size_limit=LARGEST)
         ir.save(SHARE(decoder).model, Path(parts) / f"{MERGED}.onnx")
         for name, place in ((ENCODER, folder), (MERGED, Path(parts))):
             files = place / f"{name}.onnx", folder / f"{name}{QUANTIZED}.onnx"
             quantize_dynamic(*files, extra_options={"EnableSubgraph": True})
-    exact = difference(model, partial(_run, folder, ""))
-    return exact, difference(model, partial(_run, folder, QUANTIZED), float("inf"))
+    progress("comparison")
+    exact = difference(model, partial(_run, opener(folder)))
+    return exact, difference(model, partial(_run, opener(folder, QUANTIZED)), float("inf"))
 
 
-def _run(folder: Path, end: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+def _run(opened: Callable[[str], Any], name: str, inputs: dict[str, Any]) -> dict[str, Any]:
     """Computes what one of `write_onnx`'s graphs does."""
     if name == ENCODER:
-        return run_graph(folder / f"{ENCODER}{end}.onnx", inputs)
-    file, flag = folder / f"{MERGED}{end}.onnx", np.array([name == DECODER_WITH_PAST])
-    sizes, unread = {"batch": len(inputs["input_ids"])}, {}  # unread: what only the other branch reads
-    for one in onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]).get_inputs():
-        shape = [size if isinstance(size, int) else sizes.get(size, 0) for size in one.shape]
+        return run_graph(opened(ENCODER), inputs)
+    flag, sizes, unread = np.array([name == DECODER_WITH_PAST]), {"batch": len(inputs["input_ids"])}, {}
+    for one in opened(MERGED).get_inputs():
+        # Optimum gives a past of one position in place of none.
+        shape = [size if isinstance(size, int) else sizes.get(size, 1) for size in one.shape]
         unread[one.name] = np.zeros(shape, np.float32)
-    return run_graph(file, unread | inputs | {FLAG: flag})
+    return run_graph(opened(MERGED), unread | inputs | {FLAG: flag})
 
 
-def _merged(decoder: ir.Model, decoder_with_past: ir.Model) -> ir.Model:
-    """Makes one graph of the decoder's two, which become its branches.
+def _merged(first_past: ir.Model, decoder_with_past: ir.Model) -> ir.Model:
+    """Makes one graph of two: the second with the past that it is given, or the first one's.
 
-    It has the inputs of both and the outputs of the first; keys and values of the source are passed on from a past.
+    It has the inputs of both, and passes on the keys and values of the source.
     """
-    first, further = decoder.graph, decoder_with_past.graph
-    inputs: dict[str, ir.Value] = {}
-    for branch in (first, further):
-        for value in branch.inputs:
-            outer = inputs.setdefault(str(value.name), ir.Value(name=value.name, type=value.type, shape=value.shape))
-            value.replace_all_uses_with(outer)
-        branch.inputs.clear()
-    made, outputs = {value.name: value for value in further.outputs}, []
-    further.outputs.clear()
-    for value in first.outputs:
-        name = str(value.name)
-        if name not in made:
-            past = inputs[name.replace("present", "past_key_values")]
-            further.append(ir.node("Identity", [past], outputs=[ir.Value(name=name, type=past.type, shape=past.shape)]))
-            made[name] = further[-1].outputs[0]
-        further.outputs.append(made[name])
-        sizes = zip(value.shape or (), made[name].shape or (), strict=True)  # those that differ have no name
-        shape = ir.Shape([one if one == other else None for one, other in sizes])
-        outputs.append(ir.Value(name=name, type=value.type, shape=shape))
+    first, graph = first_past.graph, decoder_with_past.graph
+    (inner,) = first.inputs
+    memory = _like(inner, inner.name)
+    inner.replace_all_uses_with(memory)
+    first.inputs.clear()
     flag = ir.Value(name=FLAG, type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([1]))
-    choice = ir.node("If", [flag], {"then_branch": further, "else_branch": first}, outputs=outputs)
-    graph = ir.Graph([*inputs.values(), flag], outputs, nodes=[choice], opset_imports=first.opset_imports, name=MERGED)
-    return SHARE(ir.Model(graph, ir_version=decoder.ir_version)).model
+    given = [value for value in graph.inputs if str(value.name).startswith("past_key_values")]
+    past = [_like(value, f"{value.name}.read") for value in given]
+    for value, chosen in zip(given, past, strict=True):
+        value.replace_all_uses_with(chosen)
+    same = [_same(value, f"{value.name}.given") for value in given]
+    branches = {
+        "then_branch": ir.Graph([], [one.outputs[0] for one in same], nodes=same, name="given"),
+        "else_branch": first,
+    }
+    graph.insert_before(graph[0], ir.node("If", [flag], branches, outputs=past))
+    made = {value.name: value for value in graph.outputs}
+    names = {str(value.name).replace("past_key_values", "present"): value for value in given}
+    passed_on = [_same(chosen, name) for name, chosen in zip(names, past, strict=True) if name not in made]
+    graph.extend(passed_on)
+    graph.outputs.extend(one.outputs[0] for one in passed_on)
+    graph.inputs.extend([memory, flag])
+    return SHARE(ir.Model(graph, ir_version=decoder_with_past.ir_version)).model
+
+
+def _like(value: ir.Value, name: str | None) -> ir.Value:
+    return ir.Value(name=name, type=value.type, shape=value.shape)
+
+
+def _same(value: ir.Value, name: str) -> ir.Node:
+    return ir.node("Identity", [value], outputs=[_like(value, name)])
 
 
 # ---- Tokenizer ----

@@ -23,8 +23,9 @@ from hf_vanilla_transformer import (
 from hf_vanilla_transformer.configuration_vanilla_transformer import POSITION_ENCODINGS
 from hf_vanilla_transformer.interop.convert import convert
 from hf_vanilla_transformer.interop.interface import ConversionError
-from hf_vanilla_transformer.modeling_vanilla_transformer import SinusoidalPositions
+from hf_vanilla_transformer.modeling_vanilla_transformer import sinusoidal_table
 
+onnx = pytest.importorskip("onnx", reason="onnx isn't installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime isn't installed")
 pytest.importorskip("onnxscript", reason="onnxscript isn't installed")
 from hf_vanilla_transformer.interop import onnx as exporter  # noqa: E402
@@ -140,10 +141,11 @@ def both(tmp_path_factory):
     """A model, and its graphs with weights in files beside them, as above 2 GB."""
     place = tmp_path_factory.mktemp("both")
     torch.manual_seed(0)
-    model = make_model(**SINUSOIDS)
+    model, steps = make_model(**SINUSOIDS), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD", 0)
-        notes = exporter.write_onnx(model, NoTokenizer(), place)
+        notes = exporter.write_onnx(model, NoTokenizer(), place, steps.append)
+    assert steps == ["encoder_model", "decoder_model", "decoder_with_past_model", "comparison"]
     return model, place, notes
 
 
@@ -213,6 +215,26 @@ def test_weights_beside_the_graphs(both):
     )
 
 
+def types_in(graph):
+    """The types of all values of a graph, those of its branches, constants and casts too."""
+    values = [*graph.input, *graph.output, *graph.value_info]
+    found = {one.type.tensor_type.elem_type for one in values} | {one.data_type for one in graph.initializer}
+    for attribute in (one for node in graph.node for one in node.attribute):
+        found |= {attribute.i} if attribute.name in ("to", "dtype") else set()
+        found |= {attribute.t.data_type} if attribute.HasField("t") else set()
+        found |= types_in(attribute.g) if attribute.HasField("g") else set()
+    return found
+
+
+@pytest.mark.slow
+def test_nothing_is_in_double_precision(both, exported):
+    """Which the runtime that transformers.js loads into a browser lacks."""
+    for file in (*both[1].glob("*.onnx"), *exported[1].glob("*.onnx")):
+        types = types_in(onnx.load(file, load_external_data=False).graph)
+        assert onnx.TensorProto.FLOAT in types
+        assert onnx.TensorProto.DOUBLE not in types
+
+
 TEXTS = ["twenty-one", "half past nine", "", "  ", "drei Euro", "</s> <pad>", "日本 x"]
 
 
@@ -247,14 +269,16 @@ def test_the_script_reads_opus_mt_models(tmp_path):
 
 
 @pytest.mark.parametrize("encoding", [name for name in POSITION_ENCODINGS if name != "learned"])
-def test_sinusoids_are_those_of_the_table(encoding):
-    table = SinusoidalPositions(VanillaTransformerConfig(**SIZES | {"d_model": 28, "position_encoding": encoding}))
-    computed = exporter.Sinusoids(table.layout)
-    for past, new in ((0, 1), (0, 16), (7, 1), (11, 5), (40, 9)):
-        positions = torch.arange(past, past + new)[None]
-        assert torch.equal(computed(positions, past + new), table(positions, past + new))
+@pytest.mark.parametrize("d_model", [28, 27])
+def test_sinusoids_are_those_of_the_table(encoding, d_model):
+    layout = d_model, encoding, 4 if encoding == "fairseq" else 0
+    computed = exporter.Sinusoids(layout)
+    for begin, end, most in ((0, 512, 0), (512, 2**16 + 100, 5e-7), (2**18 - 100, 2**18, 5e-7)):
+        expected = sinusoidal_table(end - begin, d_model, encoding, layout[2] + begin)  # computed in float64
+        found = computed(torch.arange(begin, end)[None], end)
+        torch.testing.assert_close(found[0], expected, rtol=0, atol=most)
     padded = torch.tensor([[0, 0, 1, 2], [0, 1, 2, 3]])
-    assert torch.equal(computed(padded, 4), table(padded, 4))
+    assert torch.equal(computed(padded, 4), sinusoidal_table(4, *layout)[padded])
 
 
 @pytest.mark.parametrize("error", [1e-3, float("nan")])

@@ -8,6 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
+from test_onnx import types_in
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import (
@@ -23,9 +24,10 @@ from scripts.quickstart.corpus import generate_pairs
 onnx = pytest.importorskip("onnx", reason="onnx isn't installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime isn't installed")
 pytest.importorskip("onnxscript", reason="onnxscript isn't installed")
+from hf_vanilla_transformer.interop import onnx as exporter  # noqa: E402
 from hf_vanilla_transformer.interop import transformers_js  # noqa: E402
 
-PACKAGE = "@huggingface/transformers@4.3.1"
+PACKAGE = "@huggingface/transformers@4.3.2"
 PAIRS = [{"source": source, "target": target} for source, target in generate_pairs(1000)]
 ODD = [
     "", " ", "  ", "a", " a", "  a ", "a\n\n b", "\ta", ", a,b , .", "“Hi”, he  said …", "e\u0301 é", "日本 語。", "<s",
@@ -46,7 +48,7 @@ KINDS = [
 ]
 
 
-def trained(fields, kind):
+def trained(fields, kind, steps):
     """A model that has learned a little, so that outputs depend on all that it reads, and its tokenizer."""
     torch.manual_seed(0)
     tokenizer = train_tokenizer(PAIRS, [kind], vocab_size=600)
@@ -55,7 +57,7 @@ def trained(fields, kind):
     )
     model.generation_config.max_new_tokens = 20
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for step in range(60):
+    for step in range(steps):
         some = PAIRS[step * 16 % 960 :][:16]
         options = {"padding": True, "truncation": True, "max_length": 60, "return_tensors": "pt"}
         batch = tokenizer([one["source"] for one in some], **options)
@@ -72,10 +74,12 @@ def trained(fields, kind):
     ids=[kind for _, _, kind in KINDS],
 )
 def exported(request, tmp_path_factory):
+    return export(*request.param, tmp_path_factory.mktemp("transformers_js"))
+
+
+def export(fields, name, kind, place, steps=60):
     """A model, its tokenizer, and what the command makes of them."""
-    fields, name, kind = request.param
-    place = tmp_path_factory.mktemp("transformers_js")
-    model, tokenizer = trained(fields, kind)
+    model, tokenizer = trained(fields, kind, steps)
     for one in (model, tokenizer):
         one.save_pretrained(place / "model")
     command = ["export", "--model", str(place / "model"), "--to", "stock", "--onnx", "--output", str(place / "out")]
@@ -147,10 +151,14 @@ def test_weights_are_there_once(exported):
     branches = [attribute.g for attribute in graph.node[0].attribute]
     assert [len(one.initializer) for one in branches] == [0, 0]
     decoder = sum(one.numel() for one in {*model.model.decoder.parameters(), *model.lm_head.parameters()})
-    weights = sum(np.prod(one.dims) for one in graph.initializer if one.data_type == 1)
+    sinusoids = 2 * exporter.SPAN * SIZES["d_model"]
+    weights = sum(np.prod(one.dims) for one in graph.initializer if one.data_type == 1) - sinusoids
     assert decoder * 0.9 < weights < decoder * 1.2  # a small matrix may be there transposed, too
     for file in (folder / "onnx").iterdir():
-        found = onnx.load(file).graph.initializer
+        graph = onnx.load(file).graph
+        found, types = graph.initializer, types_in(graph)
+        assert onnx.TensorProto.FLOAT in types
+        assert onnx.TensorProto.DOUBLE not in types
         in_float32 = [one.name for one in found if one.data_type == 1 and len(one.dims) == 2]
         assert bool(in_float32) is not file.stem.endswith("_quantized"), in_float32
         assert b'File "' not in file.read_bytes()  # stack traces of this machine
@@ -247,20 +255,22 @@ fs.writeFileSync(output, JSON.stringify(found));
 """
 
 
+def install(place):
+    """Installs transformers.js in a folder."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm isn't installed, so transformers.js wasn't tried")
+    command = ["npm", "install", "--no-audit", "--no-fund", PACKAGE]
+    environment = os.environ | {"ONNXRUNTIME_NODE_INSTALL_CUDA": "skip"}  # it would fetch CUDA's libraries
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=place, env=environment)
+    if done.returncode:
+        pytest.skip(f"npm can't install transformers.js, so it wasn't tried: {done.stderr[-300:]}")
+
+
 @pytest.fixture(scope="module")
 def javascript(tmp_path_factory):
     """A folder in which node finds transformers.js."""
-    if shutil.which("npm") is None:
-        pytest.skip("npm isn't installed, so transformers.js wasn't tried")
     place = tmp_path_factory.mktemp("javascript")
-    command = ["npm", "install", "--no-audit", "--no-fund", PACKAGE]
-    settings = {
-        "cwd": place,
-        "env": os.environ | {"ONNXRUNTIME_NODE_INSTALL": "skip"},
-    }  # it would fetch CUDA's libraries
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
-    if done.returncode:
-        pytest.skip(f"npm can't install transformers.js, so it wasn't tried: {done.stderr[-300:]}")
+    install(place)
     (place / "program.mjs").write_text(PROGRAM, encoding="utf-8")
     return place
 

@@ -1,0 +1,88 @@
+"""Stock models with graphs in Chromium: transformers.js translates as `Translator` does, without a network."""
+
+import json
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+pytest.importorskip("selenium.webdriver")
+pytest.importorskip("onnxruntime", reason="onnxruntime isn't installed")
+from test_transformers_js import KINDS, PAIRS, Graphs, export, install
+
+from hf_vanilla_transformer import Translator
+from tests.chromium import MARKS, chromium
+
+pytestmark = MARKS
+TEXTS = [PAIRS[3]["source"], PAIRS[7]["source"]]
+# It loads the files of onnxruntime-web that it would fetch from a content network, from here.
+PROGRAM = """
+const [place, dtypes, texts, done] = arguments;
+(async () => {
+  const { env, pipeline } = await import("/@huggingface/transformers/dist/transformers.min.js");
+  Object.assign(env, { allowRemoteModels: false, allowLocalModels: true, localModelPath: "/" });
+  const { wasm } = env.backends.onnx;
+  for (const [name, address] of Object.entries(wasm.wasmPaths))
+    wasm.wasmPaths[name] = address.replace(/.*(?=[/]dist)/, "/onnxruntime-web");
+  const found = {};
+  for (const dtype of dtypes) {
+    const translate = await pipeline("translation", place, { dtype, device: "wasm" });
+    for (const num_beams of [1, 4]) {
+      const texts_ = found[`${dtype} ${num_beams}`] = [];
+      for (const text of texts)
+        texts_.push((await translate(text, { num_beams, max_new_tokens: 20 }))[0].translation_text);
+    }
+  }
+  return found;
+})().then(done, (error) => done(String(error)));
+"""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves a folder, and says nothing."""
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder with npm's packages, and its address."""
+    place = tmp_path_factory.mktemp("site")
+    install(place)
+    root = place / "node_modules"
+    (root / "index.html").write_text("<!doctype html><link rel=icon href=data:,>", encoding="utf-8")
+    with ThreadingHTTPServer(("localhost", 0), partial(Quiet, directory=root)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield root, f"http://localhost:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        driver.set_script_timeout(300)
+        yield driver
+
+
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("kind", KINDS, ids=[kind for _, _, kind in KINDS])
+def test_translations_are_those_of_translator(kind, site, browser, tmp_path):
+    (root, address), name = site, kind[1]
+    model, tokenizer, folder = export(*kind, tmp_path, steps=300)
+    (root / name).symlink_to(folder)
+    browser.get(address)
+    browser.get_log("performance")
+    found = browser.execute_async_script(PROGRAM, name, ["fp32", "q8"], TEXTS)
+    translator = Translator(model, "cpu", tokenizer=tokenizer)
+    exact, by_beams = (translator(TEXTS, num_beams=number) for number in (1, 4))
+    graphs, start = Graphs(folder, "_quantized"), model.generation_config.decoder_start_token_id
+    rough = [graphs.greedy(ids, start, 20) for ids in tokenizer(TEXTS)["input_ids"]]
+    rough = tokenizer.batch_decode(rough, skip_special_tokens=True)
+    # transformers.js 4.3.2 takes the best token of every step, whatever num_beams is.
+    assert found == {"fp32 1": exact, "fp32 4": exact, "q8 1": rough, "q8 4": rough}
+    assert exact != by_beams
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
+    assert all(one.startswith((address, "blob:", "data:", "chrome:")) for one in asked)
