@@ -8,9 +8,11 @@ LONG := kill or hard or docs or notebook or browser or peers
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CONSTRAINTS := constraints.txt
+OLDEST := build/oldest.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-all gpu lint docs release clean
+.PHONY: help quickstart check test tests test-all newest oldest gpu lint docs release clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
@@ -21,11 +23,20 @@ quickstart: $(STAMP) ## train a small Transformer on this machine in minutes and
 check: lint ## lint, types, the paper and a smoke test of each folder: a minute
 	$(BIN)/python -m pytest tests/test_smoke.py tests/test_imports.py tests/paper -m "not slow and not ($(LONG))" -n $(WORKERS)
 
-test: lint ## everything that has to pass: lint and tests
+test: lint tests ## everything that has to pass: lint and tests
+
+tests: $(STAMP)
 	$(BIN)/python -m pytest -m "not ($(LONG))" -n $(WORKERS) --dist worksteal
 
 test-all: test ## the same and the longest tests: the documentation's code, killed runs, peers ...
 	$(BIN)/python -m pytest -m "$(LONG)" -n $(WORKERS) --dist worksteal
+
+newest: ## the tests with the newest versions that pyproject.toml allows, in .venv-newest
+	@rm -f .venv-newest/.installed
+	@PIP_UPGRADE=1 PIP_UPGRADE_STRATEGY=eager $(MAKE) tests VENV=.venv-newest CONSTRAINTS=
+
+oldest: ## the tests with the lowest versions that pyproject.toml allows, in .venv-oldest
+	@$(MAKE) tests VENV=.venv-oldest CONSTRAINTS=$(OLDEST)
 
 gpu: $(STAMP) ## the tests and the benchmarks that need a GPU; writes tables into docs/performance.md
 	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES-0} $(BIN)/python -m pytest -m gpu
@@ -42,15 +53,20 @@ release: $(STAMP) ## wheel and sdist, proved in a clean environment; MODEL=DIR p
 docs: $(STAMP) ## the API reference, from the docstrings, as HTML in build/docs
 	$(BIN)/python -m scripts.api_reference --output build/docs
 
-clean: ## remove .venv and caches; outputs/ stays
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean: ## remove environments and caches; outputs/ stays
+	rm -rf $(VENV) .venv-newest .venv-oldest build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# The lower bound of each direct requirement, as its only version.
+$(OLDEST): pyproject.toml
+	@mkdir -p $(@D)
+	@grep -oE '"[A-Za-z0-9-]+(\[[a-z,]+\])?>=[0-9.]+' $< | sed -E 's/"//; s/\[.*\]//; s/>=/==/' >$@
+
 # The stamp is written last, so that the next command repeats an interrupted installation.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Python 3.11 or newer is needed; give its name: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@echo "Installing PyTorch, transformers and the rest into $(VENV): a few minutes, once."
 	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet $(CONSTRAINTS:%=--constraint %) --editable '.[dev]'
 	@touch $@

@@ -1,10 +1,14 @@
 """The files for contributors and of a release: they are valid YAML, and agree with what is pinned and released."""
 
 import re
+import shutil
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from hf_vanilla_transformer import __version__
 
@@ -24,6 +28,26 @@ def test_workflows_run_what_the_makefile_has():
             for step in job["steps"]:
                 for target in re.findall(r"^\s*make ([a-z-]+)", step.get("run", ""), re.MULTILINE):
                     assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_weekly_workflow_has_every_set_of_versions():
+    weekly = (ROOT / ".github" / "workflows" / "newest.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r"run: make ([a-z]+)", weekly)) == {"test", "newest", "oldest"}
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_oldest_takes_every_lower_bound(tmp_path):
+    file = tmp_path / "oldest.txt"
+    subprocess.run(["make", f"OLDEST={file}", str(file)], cwd=ROOT, check=True, capture_output=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    requirements = [Requirement(text) for one in lists for text in one]
+    bounds = {
+        f"{one.name}=={bound.version}" for one in requirements for bound in one.specifier if bound.operator == ">="
+    }
+    unbounded = {one.name for one in requirements if ">=" not in str(one.specifier)}
+    assert set(file.read_text(encoding="utf-8").split()) == bounds
+    assert unbounded == {project["name"]}
 
 
 def test_pre_commit_has_the_pinned_ruff():

@@ -18,7 +18,7 @@ def test_the_dockerfile_names_what_exists() -> None:
     extras = re.search(r"'\.\[([\w,]+)\]'", text)[1].split(",")
     assert {"serve", "export"} <= set(extras) <= set(project["project"]["optional-dependencies"])  # both backends
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
-    assert {".git", ".venv", "outputs"} <= set(ignored)
+    assert {".git", ".venv*", "outputs"} <= set(ignored)
     assert not set(ignored) & set(copied)
     assert project["build-system"]["build-backend"] == "hatchling.build"
     assert {"hatch_build.py"} <= set(copied)  # the build needs them

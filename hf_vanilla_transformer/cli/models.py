@@ -1,6 +1,7 @@
 """What commands decode with: models, ensembles, and the options of decoding."""
 
 import argparse
+import atexit
 import gc
 import importlib
 import os
@@ -46,6 +47,8 @@ def loading() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+        if "triton" in sys.modules:  # it reports objects that are left when the program ends, on standard error
+            atexit.register(gc.unfreeze)
 
 
 def set_up_transformers() -> None:

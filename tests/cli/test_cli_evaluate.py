@@ -100,7 +100,7 @@ def test_figures_are_those_of_the_librarys_functions(run, checkpoints):
     assert min(seconds[name] for name in ("loading", "scoring", "decoding")) > 0
     assert result["sentences_per_second"] == pytest.approx(4 / seconds["decoding"])
     assert result["tokens_per_second"] == pytest.approx(result["num_output_tokens"] / seconds["decoding"])
-    assert record["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(record["versions"]["torch"])  # a package of the index leaves out "+cu132"
     assert record["versions"]["hf_vanilla_transformer"] == __version__
     for shown in (f"{bleu.value:.2f}", f"{chrf.value:.2f}", f"{likelihood.perplexity:.2f}", bleu.signature):
         assert shown in out

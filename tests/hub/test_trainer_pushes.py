@@ -88,6 +88,6 @@ def test_what_pushes_during_training_were_is_told(hub, tiny_checkpoint, tmp_path
     assert ["nothing is sent before push_to_hub()" in warning for warning in warnings] == [True]
     with pytest.raises(TypeError, match="leave blocking out"):
         trainer.push_to_hub(blocking=False)
-    trainer.model.add_adapter(peft.LoraConfig(target_modules=["q_proj"]))
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"]), trainer.model)
     with pytest.raises(PublishError, match="publish them with PEFT"):
         trainer.init_hf_repo()

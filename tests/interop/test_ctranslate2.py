@@ -217,7 +217,7 @@ def test_what_ctranslate2_has_no_place_for_is_refused(tokenizer, tmp_path):
 
 def _adapted(model):
     peft = pytest.importorskip("peft", reason="peft isn't installed")
-    model.add_adapter(peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False), model)
 
 
 def _hooked(model):
