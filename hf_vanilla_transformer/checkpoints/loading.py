@@ -72,9 +72,18 @@ def load_checkpoint(
     return tokenizer, model
 
 
-def load_tokenizer(name: str | Path, **where: Unpack[Where]) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    name: str | Path,
+    *,
+    trust_remote_code: bool = False,
+    local_files_only: bool = False,
+    revision: str | None = None,
+    token: str | bool | None = None,
+) -> PreTrainedTokenizerBase:
     """Loads a tokenizer; arguments and errors as for `load_model`."""
-    where = {"trust_remote_code": False, **where}  # transformers would ask the user
+    where = Where(
+        trust_remote_code=trust_remote_code, local_files_only=local_files_only, revision=revision, token=token
+    )
     with _plain_errors(name, where), without_advice():
         folder = _checked_folder(name, where)
         if folder == Path(name) and not any(any(folder.glob(pattern)) for pattern in VOCABULARY_FILES):

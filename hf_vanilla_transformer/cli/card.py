@@ -55,6 +55,7 @@ def _card(arguments: argparse.Namespace) -> None:
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; DIR must be that of a saved model")
 
+    from ..checkpoints.code import other_code
     from ..hub.card_file import CARD
     from ..hub.facts import is_repository, read_facts
     from ..hub.model_card import save_card
@@ -67,7 +68,7 @@ def _card(arguments: argparse.Namespace) -> None:
     facts = _completed(facts, arguments)
     save_card(folder, facts)
     show(f"wrote {folder / CARD}")
-    for line in filter(None, (note, *_missing(facts))):
+    for line in filter(None, (note, other_code(folder).note(folder), *_missing(facts))):
         show(f"note: {line}")
 
 

@@ -3,10 +3,11 @@
 import argparse
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .models import check_model_name, set_up_transformers
-from .output import RunError, show, table
+from .output import RunError, UsageError, show, table
 
 if TYPE_CHECKING:
     from ..hub.description import Description
@@ -21,15 +22,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("model", metavar="DIR", help="a saved model's folder, or its name on the Hub")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument(
+        "--renew-code",
+        action="store_true",
+        help="first replace version 0.3.0's code in DIR by this version's; edited files are refused",
+    )
     parser.set_defaults(run=_info)
 
 
 def _info(arguments: argparse.Namespace) -> None:
     """Prints the description of a checkpoint; fails at the end if its parts don't belong together."""
     check_model_name(arguments.model)
+    if arguments.renew_code and not Path(arguments.model).is_dir():
+        raise UsageError(f"--renew-code is for a folder, and {arguments.model} is none; give a download of it")
+    from ..checkpoints.code import renew_code
     from ..hub.description import describe
 
     set_up_transformers()
+    if arguments.renew_code:
+        renew_code(Path(arguments.model))
     found = describe(arguments.model)
     values = {"total": found.total, **asdict(found)}
     show(json.dumps(values, indent=1, ensure_ascii=False) if arguments.json else _text(found))
@@ -46,6 +57,7 @@ def _text(found: "Description") -> str:
         "Parameters": _parameters(found),
         "Tokenizer": _tokenizer(found),
         "Decoding, unless options say otherwise": [(name, str(value)) for name, value in found.decoding.items()],
+        "Code": [("note", found.code)] if found.code else [],
         "Problems": [("problem", problem) for problem in found.problems],
     }
     parts = [f"{subject}\n{table(rows, indent='  ')}" for subject, rows in subjects.items() if rows]

@@ -8,7 +8,7 @@ from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
 from ..errors import first_line
 
-SMALL_FILES = ["*.json", "*.md", "*.txt", "*.spm", "*.model"]  # all but weights and code
+SMALL_FILES = ["*.json", "*.md", "*.txt", "*.spm", "*.model", "*.py"]  # all but weights
 SECONDS = 5.0  # transformers itself asks six times, with pauses that add up to 45 seconds
 
 
@@ -63,7 +63,7 @@ def check_model_on_hub(name: str) -> bool:
 
 
 def without_weights(name: str) -> tuple[Path, dict[str, tuple[str, list[int]]]]:
-    """Downloads a model's files except for weights and code, and the headers of its weights.
+    """Downloads a model's files except for weights, and the headers of these.
 
     Args:
         name: The model's name on the Hub.

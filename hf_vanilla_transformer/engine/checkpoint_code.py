@@ -1,16 +1,13 @@
 """A warning for checkpoints with code of their own that doesn't run."""
 
-import ast
 from pathlib import Path
 
 from transformers import PreTrainedModel
 from transformers.utils import cached_file, logging
 
-logger = logging.get_logger(__name__)
+from ..checkpoints.code import OF_MODELS, differs
 
-FILES = tuple(
-    f"{name}_vanilla_transformer" for name in ("configuration", "generation", "integration", "modeling", "plan")
-)
+logger = logging.get_logger(__name__)
 
 
 def warn_of_other_code(model: PreTrainedModel) -> None:
@@ -24,7 +21,7 @@ def warn_of_other_code(model: PreTrainedModel) -> None:
     name, commit = str(model.name_or_path), getattr(model.config, "_commit_hash", None)
     if not name or not getattr(model.config, "auto_map", None):
         return
-    differing = [f"{file}.py" for file in FILES if _differs(name, f"{file}.py", commit)]
+    differing = [file for file in OF_MODELS if _differs(name, file, commit)]
     if differing:
         logger.warning_once(
             f"{name} has code of its own that differs from hf_vanilla_transformer's: {', '.join(differing)}. It was "
@@ -41,8 +38,4 @@ def _differs(name: str, file: str, commit: str | None) -> bool:
         own = cached_file(name, file, revision=commit, local_files_only=True)
     except (OSError, ValueError):  # no such folder any more, or not this file
         return False
-    texts = [Path(path).read_text(encoding="utf-8") for path in (own, Path(__file__).parents[1] / file)]
-    try:
-        return texts[0] != texts[1] and ast.dump(ast.parse(texts[0])) != ast.dump(ast.parse(texts[1]))
-    except SyntaxError:
-        return True
+    return differs(Path(own), file)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
+from ..checkpoints.code import other_code
 from ..checkpoints.kinds import CONFIG, GENERATION_CONFIG, check_kind
 from ..checkpoints.loading import (
     MODEL_TYPE,
@@ -47,6 +48,7 @@ class Description:
     saved_bytes: int  # what the saved tensors take
     tokenizer: TokenizerFacts | None  # None: there is none, or it can't be used
     decoding: Mapping[str, object]  # what generation_config.json sets
+    code: str | None = None  # what its own code is, if it isn't this version's
     problems: Sequence[str] = ()  # why the model or its tokenizer can't be used as they are
 
     @property
@@ -85,6 +87,7 @@ def describe(name: str) -> Description:
         saved_bytes=sum(math.prod(shape) * SIZES.get(kind, 1) for kind, shape in tensors.values()),
         tokenizer=tokenizer,
         decoding=_decoding(folder),
+        code=other_code(folder).note(name),
         problems=problems,
     )
 

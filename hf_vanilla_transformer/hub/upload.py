@@ -11,6 +11,7 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the client's HTTP library
 
+from ..checkpoints.code import other_code
 from ..checkpoints.completeness import RECIPE, TRAINER_STATE
 from ..checkpoints.files import check_links
 from ..checkpoints.kinds import CONFIG
@@ -92,8 +93,8 @@ def prepare(folder: Path, repo: str) -> Upload:
         repo: The repository's name, "user/name". The code in the card that is sent loads the model by this name.
 
     Raises:
-        PublishError: `repo` is no repository's name, the model can't be loaded, its own code is missing, or the card is
-            missing or isn't the model's.
+        PublishError: `repo` is no repository's name, the model can't be loaded, its own code is missing or version
+            0.3.0's, or the card is missing or isn't the model's.
         LinkError: A file is a link that leads out of the folder.
     """
     if not is_repository(repo):
@@ -107,7 +108,11 @@ def prepare(folder: Path, repo: str) -> Upload:
             "(merge_and_unload) and save that"
         )
     _check_model(folder)
+    code = other_code(folder)
+    if code.old:
+        raise PublishError(str(code.note(folder)))
     card, notes = _checked_card(folder, repo)
+    notes += filter(None, [code.note(folder)])
     changed = {} if card is None else {CARD: card.encode()}
     if LICENSE_OF_CODE not in sent and any(name.endswith("_vanilla_transformer.py") for name in sent):
         changed[LICENSE_OF_CODE] = LICENSE.read_bytes()  # code that was saved without this package lacks it

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs
 
-from ..errors import first_line, install
+from ..errors import did_you_mean, first_line, install
 
 try:
     from babel import Locale
@@ -76,7 +76,7 @@ class Metrics:
 
 
 class Fields(BaseModel):
-    """What `POST /translate` takes, as JSON or as a form."""
+    """What `POST /translate` takes, as JSON or as a form: all that LibreTranslate's API has."""
 
     q: str | Annotated[list[str], Field(min_length=1, fail_fast=True)] = Field(description="One text or several")
     source: str = Field(min_length=1, examples=["en"])
@@ -159,6 +159,10 @@ async def _fields(request: Request) -> Fields:
     if not isinstance(fields, dict):
         raise HTTPException(400, "Invalid request: the body has to be a JSON object")
     given = query | {name: value for name, value in fields.items() if value is not None}
+    if unknown := sorted(given.keys() - Fields.model_fields):
+        name = unknown[0][:40]  # it may be as long as the body
+        hint = did_you_mean(name, Fields.model_fields)
+        raise HTTPException(400, f"Invalid request: unknown parameter {name!r}{hint}")
     try:
         return Fields.model_validate(given | {"format": given.get("format") or "text"})
     except ValidationError as error:

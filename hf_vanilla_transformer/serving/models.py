@@ -108,10 +108,10 @@ def batcher_of(
             raise LanguagesError(f"{source}-{target}: {error}") from error
 
     def translate(texts: list[str], n_best: int, source: str, target: str, linked: bool) -> list[list[Linked]]:
-        options: dict[str, Any] = {**languages(source, target), "progress_bar": False}
+        options = languages(source, target)
         if n_best > 1:
             options |= {"n_best": n_best, "num_beams": max(n_best, translator.plan(**options).num_beams)}
-        return linked_rows(translator, texts, alignments=linked, **options)
+        return linked_rows(translator, texts, alignments=linked, progress_bar=False, **options)
 
     def divide(text: str, source: str) -> list[Piece]:
         return pieces_of(tokenizer, text, limit, two_letters(source) if can_split() else None)

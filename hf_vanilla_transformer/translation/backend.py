@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ..plan_vanilla_transformer import LENGTHS, Plan
+from ..plan_vanilla_transformer import DEFAULTS, KNOWN, LENGTHS, WITHOUT_EFFECT, Plan
 from .reading import Segment
 
 if TYPE_CHECKING:
@@ -107,6 +107,11 @@ class Backend(ABC):
     is_own: bool = True
     tasks: Mapping[str, Any] = MappingProxyType({})
     training: bool = False
+
+    @property
+    def option_names(self) -> set[str]:
+        """Names that options of `generate()` may have; the backend may lack some."""
+        return {*KNOWN, *WITHOUT_EFFECT, *DEFAULTS}
 
     def plan(self, options: dict[str, Any], n_best: int | None = None, alignments: bool = False) -> Plan:
         """Resolves how a call of `decode` decodes; raises `ValueError` for what the backend lacks."""

@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ..plan_vanilla_transformer import ENGINE_OPTIONS, OPTIONS, Plan
+from ..errors import did_you_mean
+from ..plan_vanilla_transformer import ENGINE_OPTIONS, OPTIONS, Plan, settings_in
 from .backend import LARGEST, Backend, DecodingJob, Found, Translation, check_number, positions_in
 from .division import Encode
 from .languages import set_languages
@@ -102,7 +104,8 @@ def decode(
         score or an alignment: the best of each piece, joined.
 
     Raises:
-        TypeError: `sentences` is one string, a set, a dictionary or None, or has an item that is not a string.
+        TypeError: `sentences` is one string, a set, a dictionary or None, or has an item that is not a string; an
+            option is unknown.
         ValueError: The model is in training mode, an option is too large, or `generate()` refuses an option or a
             sentence; `n_best` is below 1 or above the number of beams, or there is only one beam; the model has no such
             language, or several and none is given; it has no alignments; a prefix has special or unknown tokens; with
@@ -118,7 +121,7 @@ def decode(
     limit = source_limit(backend, max_source_tokens, tokenizer)
     languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "source_prefix": source_prefix}
     segments: list[Segment] = []
-    with set_languages(tokenizer, backend, _given(options), texts, first, **languages) as (begin, options):
+    with set_languages(tokenizer, backend, _given(backend, options), texts, first, **languages) as (begin, options):
         plan = backend.plan(options, n_best, alignments)
         prefixes = _prefix_tokens(plan, tokenizer, prefix, len(texts))
         for place in range(0, len(texts), TEXTS_AT_ONCE):
@@ -164,12 +167,23 @@ def plan_of(
 ) -> Plan:
     """Resolves how a call of `decode` decodes; arguments and errors are those of `decode`."""
     languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "source_prefix": source_prefix}
-    with set_languages(tokenizer, backend, _given(options), (), 0, **languages) as (_, options):
+    with set_languages(tokenizer, backend, _given(backend, options), (), 0, **languages) as (_, options):
         return backend.plan(options, n_best, alignments)
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns options without those that are None: the model's value counts; for this package's own, None is off."""
+def _given(backend: Backend, options: dict[str, Any]) -> dict[str, Any]:
+    """Returns options without those that are None: the model's value counts; for this package's own, None is off.
+
+    Raises:
+        TypeError: An option, or one of a `generation_config` among them, has a name that nothing reads: transformers
+            finds the former only when it decodes, and the latter never.
+    """
+    of_config = [name for name in settings_in(options.get("generation_config")) if not name.startswith("_")]
+    known = {*backend.option_names, *settings_in(backend.generation_config)}
+    for name in (*options, *of_config):
+        if name not in known:
+            known.update(signature(decode).parameters)
+            raise TypeError(f"there is no option {name!r}{did_you_mean(name, known)}")
     kept = (*OPTIONS, *ENGINE_OPTIONS)
     return {name: value for name, value in options.items() if value is not None or name in kept}
 

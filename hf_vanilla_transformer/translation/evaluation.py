@@ -130,6 +130,7 @@ def evaluate(
     how = {"tokenize": tokenize, "lowercase": lowercase}
     measures = metrics if isinstance(metrics, Measures) else Measures.of(tokenizer, metrics, **how)
     measure(measures.names, ["a"], ["a"], **measures.how)  # an unknown one is an error now
+    translator([], n_best=n_best, progress_bar=False, **options)  # so is a wrong option
     options = translator._with_languages(options)
     seconds: dict[str, float] = {}
     likelihood = None

@@ -101,7 +101,7 @@ class TokenizerFile:
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> str:
         """Returns the text of tokens; arguments are those of transformers."""
-        if skip_special_tokens and isinstance(token_ids, list):
+        if skip_special_tokens and isinstance(token_ids, list) and options.keys() <= {"use_source_tokenizer"}:
             return str(self._backend.decode(token_ids, skip_special_tokens=True))
         return str(self._complete.decode(token_ids, skip_special_tokens=skip_special_tokens, **options))
 

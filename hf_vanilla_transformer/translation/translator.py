@@ -162,6 +162,7 @@ class Translator:
                 `generate()`, such as `num_beams`.
 
         Raises:
+            TypeError: An option is unknown.
             ValueError: As a call: an option has a wrong value, the backend lacks it, or no language is given.
         """
         return decoding.plan_of(self.decodes_with, self.tokenizer, **self._resolved(options))
@@ -199,7 +200,7 @@ class Translator:
             `alignments=True`, a `Translation`, or a list of them.
 
         Raises:
-            TypeError: Texts are not strings, or a set, a dictionary or None.
+            TypeError: Texts are not strings, or a set, a dictionary or None; or an option is unknown.
             ValueError: As `decoding.decode`.
             ImportError: As `decoding.decode`.
         """

@@ -25,8 +25,10 @@ from hub_server import LocalHub, running
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import close_session
 from opus_mt import opus_mt_folder
+from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import cli
+from hf_vanilla_transformer.checkpoints import code as checkpoint_code
 from hf_vanilla_transformer.interop import stock
 
 CODE = {
@@ -168,7 +170,10 @@ def test_a_model_on_the_hub_is_described_without_its_weights(push, hub, tmp_path
     assert (found["config"]["d_model"], found["tokenizer"]["kind"]) == (32, "VanillaTransformerTokenizerFast")
     assert found["total"] == sum(found["parameters"].values())
     cached = {path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()}
-    assert not cached & {".safetensors", ".py"}
+    assert ".safetensors" not in cached
+    assert found["code"] is None
+    note = checkpoint_code.OtherCode(["plan_vanilla_transformer.py"], []).note(REPO)
+    assert note.endswith("`vanilla-transformer info DIR --renew-code` for a download of it, and push that")
     assert cli.main(["info", "me/nothing"]) == 2
     assert "me/nothing is neither a folder here nor a model on the Hub" in the_error(capsys.readouterr().err)
 
@@ -380,6 +385,34 @@ def test_what_must_not_be_published(push, hub, model_folder, spoil, message):
     assert code == 2
     assert re.search(message, the_error(err)), err
     assert hub.requests == []
+
+
+def test_code_of_version_0_3_0_is_told_refused_and_renewed(push, vanilla_transformer, model_folder, monkeypatch):
+    file = model_folder / "modeling_vanilla_transformer.py"
+    new = file.read_bytes()
+    edited = new + b"OLD = True\n"
+    file.write_bytes(edited)
+    info, card = ("info", model_folder), ("card", model_folder, "--overwrite")
+    for told in (push("--dry-run"), *(vanilla_transformer(*command) for command in (info, card))):
+        assert told[0] == 0
+        assert f"carries code that was edited, or is another version's: {file.name}" in told[1]
+    code, _, err = vanilla_transformer(*info, "--renew-code")
+    assert (code, f"{file} was edited" in err, file.read_bytes()) == (2, True, edited)
+
+    monkeypatch.setattr(checkpoint_code, "OLD_DIGESTS", {checkpoint_code._digest(file)})
+    renew = f"carries code of version 0.3.0, .* renew it with `vanilla-transformer info {model_folder} --renew-code`"
+    for command in (info, card):
+        assert re.search(renew, vanilla_transformer(*command).out)
+    code, _, err = push()
+    assert (code, bool(re.search(renew, the_error(err)))) == (2, True)
+    (model_folder / "plan_vanilla_transformer.py").unlink()  # of the new version alone, say
+    assert vanilla_transformer(*info, "--renew-code").code == 0
+    assert file.read_bytes() == new
+    assert push()[0] == 0
+
+    file.write_bytes(edited)
+    AutoModelForSeq2SeqLM.from_pretrained(model_folder).save_pretrained(model_folder)
+    assert file.read_bytes() == new
 
 
 def test_a_licence_that_the_hub_does_not_know(push, hub, model_folder):

@@ -52,8 +52,8 @@ def test_one_text(how: str) -> None:
 def test_several_texts_and_alternatives() -> None:
     answer = client().post("/translate", json=ask(["a", "b"], alternatives=2))
     assert answer.json() == {"translatedText": ["A", "B"], "alternatives": [["A1", "A2"], ["B1", "B2"]]}
-    many = {"q": ["a"] * 1_000, "source": "en", "target": "de", "format": "text"}
-    answer = client().post("/translate", data=many, files={"none": ("", b"")})
+    parts = [("q", "a")] * 1_000 + [("source", "en"), ("target", "de"), ("format", "text")]
+    answer = client().post("/translate", files=[(name, (None, value)) for name, value in parts])
     assert answer.json() == {"translatedText": ["A"] * 1_000}
     answer = client().post("/translate", data=ask(alternatives="1"))
     assert answer.json() == {"translatedText": "TWO DOGS", "alternatives": ["TWO DOGS1"]}
@@ -96,6 +96,8 @@ def test_fields_of_the_query() -> None:
         source = "nn" if body else "en"
         answer = client().post(f"/translate?q=f%C3%BCr&source={source}&target=de&format=", **body)
         assert answer.json() == {"translatedText": "FÜR"}
+    answer = client().post("/translate?fromat=html", data=ask())
+    assert answer.json() == {"error": "Invalid request: unknown parameter 'fromat'; did you mean 'format'?"}
     assert client().post("/translate?q=f%FCr").json() == {"error": "Invalid request: the form isn't UTF-8"}
 
 
@@ -106,6 +108,8 @@ def test_fields_of_the_query() -> None:
         (400, ask([]), "Invalid request: q: List should have at least 1 item"),
         (400, ask([1]), "Invalid request: q: Input should be a valid string"),
         (400, {"q": "x", "target": "de"}, "Invalid request: missing source parameter"),
+        (400, ask(alternatve=2), "Invalid request: unknown parameter 'alternatve'; did you mean 'alternatives'?"),
+        (400, {"text": "x", "source": "en", "target": "de"}, "Invalid request: unknown parameter 'text'"),
         (400, ask(source="auto"), "auto isn't available"),
         (400, ask(target="it"), "en to it is not supported; there is en-de, en-fr"),
         (400, ask(format="pdf"), "Invalid request: format: Input should be 'text' or 'html'"),
@@ -128,6 +132,8 @@ def test_unicode() -> None:
     for bad in (b"q=f\xfcr", b"q=f%FCr"):
         answer = client().post("/translate", content=bad + b"&source=en&target=de", headers=form)
         assert (answer.status_code, answer.json()) == (400, {"error": "Invalid request: the form isn't UTF-8"})
+    answer = client().post("/translate", content=rb'{"\ud800": "x"}', headers={"content-type": "application/json"})
+    assert answer.json() == {"error": r"Invalid request: unknown parameter '\ud800'"}
     body = b'{"q": "\\ud800", "source": "en", "target": "de", "api_key": "%s"}'
     for key, status in ((b"k", 400), (b"\\ud800", 403)):
         half = client(api_key="k").post("/translate", content=body % key, headers={"content-type": "application/json"})

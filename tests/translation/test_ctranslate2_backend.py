@@ -169,6 +169,8 @@ def test_options_that_it_lacks_are_refused_by_name(theirs):
     ):
         with pytest.raises(ValueError, match=message):
             theirs(TEXTS, **options)
+    with pytest.raises(TypeError, match="there is no option 'gnmt_lenght_penalty'; did you mean 'gnmt_length_penalty'"):
+        theirs(TEXTS, gnmt_lenght_penalty=None)
 
 
 def test_arguments_that_make_no_sense(checkpoint):

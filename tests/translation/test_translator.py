@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from opus_mt import CODES, marian_tokenizer, opus_mt_folder
 from random_models import TEXTS, new_marian, new_model
 from safetensors.torch import load_file
-from transformers import MarianMTModel, pipeline
+from transformers import GenerationConfig, MarianMTModel, pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.pt_utils import KeyDataset
 
@@ -31,6 +31,10 @@ from hf_vanilla_transformer.translation import reading, register_pipeline
 from hf_vanilla_transformer.translation.attention import attention_of
 from hf_vanilla_transformer.translation.backend import Translation
 from hf_vanilla_transformer.translation.decoding import decode
+from hf_vanilla_transformer.translation.evaluation import evaluate
+from hf_vanilla_transformer.translation.files import caller
+from hf_vanilla_transformer.translation.markup import translate_html
+from hf_vanilla_transformer.translation.pipeline import VanillaTranslationPipeline
 from hf_vanilla_transformer.translation.scoring import score_pairs
 from hf_vanilla_transformer.translation.translator import BACKENDS, DeviceError, Translator
 
@@ -145,6 +149,30 @@ def test_alignments_are_generates_own(translator, options):
 def test_what_is_no_text(translator, texts, options, error, message):
     with pytest.raises(error, match=message):
         translator(texts, **options)
+
+
+CALLS = {
+    "a call": lambda translator, **options: translator([], **options),
+    "a stream": lambda translator, **options: translator.stream(iter(()), **options),
+    "a plan": lambda translator, **options: translator.plan(**options),
+    "a page": lambda translator, **options: translate_html(translator, "", **options),
+    "a file": lambda translator, **options: caller(translator, ".txt", **options)([]),
+    "a pipeline": lambda translator, **options: VanillaTranslationPipeline(
+        translator.model, translator.tokenizer, device="cpu", **options
+    )([]),
+    "an evaluation": lambda translator, **options: evaluate(translator, ["a"], ["b"], **options),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_option_that_nothing_reads_is_an_error_before_anything_is_translated(translator, name):
+    misspelt = GenerationConfig(nmu_beams=2)
+    for options in ({"nmu_beams": 2}, {"nmu_beams": None}, {"generation_config": misspelt}):
+        with pytest.raises(TypeError, match="there is no option 'nmu_beams'; did you mean 'num_beams'"):
+            CALLS[name](translator, **options)
+    for unread in ("labels", "past_key_values", "cache", "_num_beams"):
+        with pytest.raises(TypeError, match=f"there is no option '{unread}'"):
+            CALLS[name](translator, **{unread: 1})
 
 
 def test_divisions_and_errors_in_a_stream_name_the_text(translator, expected):
