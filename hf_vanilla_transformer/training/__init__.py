@@ -34,7 +34,7 @@ def train(
         RecipeError: A recipe or an option is wrong, or the run can't start.
         CorpusError: A corpus can't be read, or nothing of it is left.
         HubError: A model or tokenizer is neither a folder nor on the Hub, or there is no token to push with.
-        DivergedError: Loss or gradients aren't finite any more.
+        DivergedError: The loss isn't finite any more.
         FinishError: The model is trained, but can't be averaged, scored or described.
     """
     from .recipe import parse_recipe

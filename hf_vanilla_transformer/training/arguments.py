@@ -240,8 +240,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     )
     early_stopping_patience: int | None = _option(None, "Stop after this many evaluations without improvement.")
     max_nonfinite_updates: int = _option(
-        3, "Stop after this many updates in a row whose loss or gradients are NaN or infinite; 0: never."
+        3, "Stop after this many updates in a row whose loss is NaN or infinite; 0: never."
     )
+    hub_strategy: str = _option("end", "A model is pushed once, when it is complete.")
     average_last: int = _option(0, "Number of last checkpoints to average at the end (6.1); 0: none.")
     num_samples: int = _option(3, "Translations of the validation set to show at each evaluation.")
     task: str | None = _option(

@@ -1,14 +1,23 @@
-"""Callbacks of a run: its log on the console, and the warm-up of dropout."""
+"""Callbacks of a run: its log on the console, the end of one that diverges, and the warm-up of dropout."""
 
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from accelerate.utils import reduce
+from torch import Tensor, nn
 from tqdm import tqdm
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers.utils import logging
 
+from ..checkpoints.completeness import checkpoints_in
+from ..checkpoints.loading import not_finite
 from ..data.batching import TokenBudgetBatchSampler
 from .evaluation import TranslationMetrics
+
+logger = logging.get_logger(__name__)
 
 
 class Console(TrainerCallback):
@@ -70,6 +79,52 @@ class Console(TrainerCallback):
     def _show(self, text: str) -> None:
         with tqdm.external_write_mode():  # hides the bar meanwhile
             self.say(text)
+
+
+class DivergedError(RuntimeError):
+    """Losses aren't finite any more; the message says since when, and the fix."""
+
+
+class Divergence(TrainerCallback):
+    """Ends a training that diverges; no checkpoint is saved after an update whose loss or weights aren't finite.
+
+    Gradients that aren't finite show in the weights, and so in the next loss. With FSDP, each process has some weights.
+    """
+
+    def __init__(self) -> None:
+        self.loss: Tensor | float = 0.0  # of the update so far
+        self.failures = 0  # updates in a row whose loss was not finite
+
+    def add(self, loss: Tensor) -> None:
+        """Adds the loss of a batch to that of its update."""
+        self.loss = self.loss + loss.detach()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Counts failures, and ends the training after `max_nonfinite_updates`."""
+        failed = in_any_process(not math.isfinite(float(self.loss)), args.device)
+        self.failures, self.loss = self.failures + 1 if failed else 0, 0.0
+        if 0 < args.max_nonfinite_updates <= self.failures:
+            saved = checkpoints_in(Path(args.output_dir or ""))
+            kept = f"the last checkpoint is {saved[-1].name}" if saved else "no checkpoint was saved before"
+            precision = "bf16 in place of fp16, " if args.fp16 else ""
+            raise DivergedError(
+                f"the training diverged: the loss has been NaN or infinite in {self.failures} updates in a row, since "
+                f"update {state.global_step - self.failures + 1:,}; try {precision}a lower learning_rate (it reached "
+                f"{kwargs['lr_scheduler'].get_last_lr()[0]:.1e}), a longer warmup_steps or max_grad_norm 1; {kept}"
+            )
+        self.on_epoch_end(args, state, control, **kwargs)
+
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Withdraws a checkpoint."""
+        if control.should_save and in_any_process(bool(not_finite(kwargs["model"])), args.device):
+            logger.warning(f"checkpoint-{state.global_step} is not saved, as weights contain NaN or infinity")
+            control.should_save = False
+        control.should_save &= not self.failures
+
+
+def in_any_process(found: bool, device: torch.device) -> bool:
+    """Whether one of the processes has found something: all have to agree, or some would wait for the others."""
+    return bool(reduce(torch.tensor(float(found), device=device), reduction="sum").item())
 
 
 # Attributes of modules that give rates to `nn.functional.dropout`, in this package's model and in transformers' others.

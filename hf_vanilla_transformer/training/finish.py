@@ -109,13 +109,7 @@ def _score(
     pairs = read_corpus(corpus)
     sources, references = list(pairs["source"]), list(pairs["target"])
     result = evaluate(
-        model,
-        sources,
-        references,
-        tokenizer=tokenizer,
-        metrics=metrics.measures,
-        perplexity=False,
-        progress_bar=False,
+        model, sources, references, tokenizer=tokenizer, metrics=metrics.measures, perplexity=False, progress_bar=False
     )
     write_text(folder / f"{part}.translations.txt", "".join(f"{text}\n" for text in result.translations))
     evaluation = Evaluation(

@@ -96,6 +96,8 @@ def check_training(args: Any) -> None:
         raise ValueError(f"max_steps is {args.max_steps}; give num_train_epochs, or max_steps of 0 or more")
     if args.task not in (None, *TASKS):
         raise ValueError(f"task is {args.task!r}; give one of {', '.join(TASKS)}")
+    if args.hub_strategy != "end":
+        raise ValueError(f"hub_strategy is {args.hub_strategy}, but only the final model is pushed; leave it out")
     if args.packed and args.per_device_train_batch_tokens == 0:
         raise ValueError("packed batches are bounded by tokens; give per_device_train_batch_tokens")
     if args.packed and args.torch_compile and args.dropout_warmup_steps:

@@ -23,9 +23,6 @@ class PushingTrainer(Seq2SeqTrainer):
 
     args: VanillaTransformerTrainingArguments
 
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Sends no checkpoint: a model is pushed once, when it is complete."""
-
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Creates the repository as the Trainer does, with one-line errors for its name and the token.
 

@@ -37,13 +37,9 @@ def _kinds_of(hint: object) -> tuple[object, ...]:
 TYPES = {name: _kinds_of(hint) for part in PARTS.values() for name, hint in get_type_hints(part).items()}
 # What an error says of a type.
 KINDS: dict[object, str] = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "text",
-    dict: "a mapping",
+    bool: "true or false", int: "an integer", float: "a number", str: "text", dict: "a mapping",
     list: "a list of strings",
-}
+}  # fmt: skip
 # The readers of text, in the order in which they are tried.
 READERS: dict[object, Callable[[str], object]] = {
     bool: lambda text: {"true": True, "false": False}[text.lower()],

@@ -186,15 +186,11 @@ class Run:
         if not self.data.streaming:
             self.say(f"Training data: {self.cleaning}")
         model = self._model(tokenizer)
-        metrics = TranslationMetrics(
-            tokenizer,
-            self.args.bleu_tokenize,
-            metrics=measures_of(self.args, tokenizer),
-            num_samples=self.args.num_samples,
-        )
+        args, names = self.args, measures_of(self.args, tokenizer)
+        metrics = TranslationMetrics(tokenizer, args.bleu_tokenize, metrics=names, num_samples=args.num_samples)
         trainer = VanillaTransformerTrainer(
             model=model,
-            args=self.args,
+            args=args,
             train_dataset=train,
             eval_dataset=validation,
             processing_class=tokenizer,

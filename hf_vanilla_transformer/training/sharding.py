@@ -4,26 +4,24 @@ It saves what one process saves without FSDP, so that any number of processes ca
 or without, and so that `from_pretrained` loads every checkpoint.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import FullyShardedDataParallelPlugin, parse_flag_from_env
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.nn.modules.module import _IncompatibleKeys
-from torch.optim import Optimizer
-from transformers import Seq2SeqTrainer
+from transformers import PreTrainedModel, Seq2SeqTrainer
 
 from ..checkpoints.completeness import OPTIMIZER, SCHEDULER
-from ..checkpoints.loading import WEIGHTS
+from ..checkpoints.loading import tensors_in
 from ..errors import CheckpointError
 from .arguments import RecipeError
 from .recipe import RECIPES
@@ -34,7 +32,6 @@ class ShardingTrainer(Seq2SeqTrainer):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        self._model_class = type(self.model)  # FSDP puts the model into a class of its own
         if self.is_deepspeed_enabled:
             raise RecipeError(f"DeepSpeed isn't supported; FSDP does the same: {RECIPES / 'accelerate'}/fsdp_8gpu.yaml")
         if parse_flag_from_env("ACCELERATE_USE_FSDP") and not self.is_fsdp_enabled:
@@ -44,17 +41,7 @@ class ShardingTrainer(Seq2SeqTrainer):
         if self.is_fsdp_enabled:
             check_plugin(self.accelerator.state.fsdp_plugin)
             share_embedding_module(self.model)
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        sharded_class = type(self.model)
-        if state_dict and self.is_fsdp_enabled:  # gathered by the Trainer
-            # With FSDP's class, its code would be saved instead of the model's, and tied weights more than once.
-            self.model.__class__ = self._model_class
-            state_dict = {name: value for name, value in state_dict.items() if name not in _tied_to(self.model)}
-        try:
-            super()._save(output_dir, state_dict=state_dict)
-        finally:
-            self.model.__class__ = sharded_class
+            self.model.save_pretrained = partial(save_plain, self.model, type(self.model))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if not self.is_fsdp_enabled:
@@ -67,48 +54,39 @@ class ShardingTrainer(Seq2SeqTrainer):
             torch.save(numbered(state), Path(output_dir, OPTIMIZER))
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER))
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        if self.is_fsdp_enabled:
-            self._load_weights(Path(resume_from_checkpoint))
-        else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+    def _load_best_model(self) -> None:
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
-    def _issue_warnings_after_load(self, load_result: _IncompatibleKeys) -> None:
-        # The Trainer would only warn of missing weights. Tied ones are saved once.
-        left_out = {*_tied_to(self.model), *(getattr(self.model, "_keys_to_ignore_on_save", None) or ())}
-        missing = [name for name in load_result.missing_keys if name not in left_out]
-        if wrong := [*missing, *load_result.unexpected_keys]:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Loads weights, and refuses those of another model, where the Trainer would only warn of missing ones."""
+        if hasattr(self.model, "peft_config"):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        files = {file for file, _ in tensors_in(Path(resume_from_checkpoint)).values()}
+        weights: dict[str, Any] = {name: value for file in files for name, value in load_file(file).items()}
+        if self.is_fsdp_enabled:
+            options = StateDictOptions(full_state_dict=True, strict=False)  # as tied weights are saved once
+            found = set_model_state_dict(self.model, weights, options=options)
+        else:
+            found = self.model.load_state_dict(weights, strict=False)
+        left_out = [getattr(self.model, name, None) for name in ("all_tied_weights_keys", "_keys_to_ignore_on_save")]
+        missing = [name for name in found.missing_keys if not any(name in (names or ()) for names in left_out)]
+        if wrong := [*missing, *found.unexpected_keys]:
             raise CheckpointError(f"the checkpoint is of another model: only one of the two has {wrong[0]}")
 
-    def _load_best_model(self) -> None:
-        if self.is_fsdp_enabled:
-            self._load_weights(Path(self.state.best_model_checkpoint))
-        else:
-            super()._load_best_model()
-
-    def _load_weights(self, checkpoint: Path) -> None:
-        options = StateDictOptions(full_state_dict=True, strict=False)  # as tied weights are saved once
-        self._issue_warnings_after_load(
-            set_model_state_dict(self.model, {**load_file(checkpoint / WEIGHTS)}, options=options)
-        )
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if not self.is_fsdp_enabled or checkpoint is None:
-            super()._load_optimizer_and_scheduler(checkpoint)
-            return
-        saved = torch.load(Path(checkpoint, OPTIMIZER), map_location="cpu", weights_only=True, mmap=True)
+    def load_sharded_states(self, checkpoint: Path) -> None:
+        """Loads the states of optimizer and schedule that one process or several have saved, with FSDP."""
+        saved = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True, mmap=True)
         named = {parameter: name for name, parameter in self.model.named_parameters()}
         names = [named[parameter] for group in self.optimizer.param_groups for parameter in group["params"]]
         state = renamed(saved, dict(enumerate(names)))
         options = StateDictOptions(full_state_dict=True)
         set_optimizer_state_dict(self.model, self._torch_optimizer, state, options=options)
-        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, SCHEDULER), weights_only=True))
+        self.lr_scheduler.load_state_dict(torch.load(checkpoint / SCHEDULER, weights_only=True))
 
     @property
-    def _torch_optimizer(self) -> Optimizer:
-        wrapped = self.optimizer  # by Accelerate
-        assert wrapped is not None
-        return wrapped.optimizer if isinstance(wrapped, AcceleratedOptimizer) else wrapped
+    def _torch_optimizer(self) -> Any:
+        return getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate has wrapped it
 
 
 def share_embedding_module(model: nn.Module) -> None:
@@ -136,10 +114,16 @@ def renamed(optimizer_state: dict[str, Any], new: dict[Any, Any]) -> dict[str, A
     return {"state": state, "param_groups": groups}
 
 
-def _tied_to(model: nn.Module) -> dict[str, str]:
-    """Name of each tied parameter that is not saved -> name of the saved one."""
-    tied: dict[str, str] = getattr(model, "all_tied_weights_keys", {})
-    return tied
+def save_plain(model: PreTrainedModel, plain: type[PreTrainedModel], folder: str, **options: Any) -> None:
+    """Saves a model as one of its `plain` class: of FSDP's, its own code and each tied weight would be saved too."""
+    sharded, model.__class__ = type(model), plain
+    if weights := options.get("state_dict"):  # gathered by the Trainer
+        tied = model.all_tied_weights_keys  # name of each -> that of the saved one
+        options["state_dict"] = {name: value for name, value in weights.items() if name not in tied}
+    try:
+        plain.save_pretrained(model, folder, **options)
+    finally:
+        model.__class__ = sharded
 
 
 def check_plugin(plugin: FullyShardedDataParallelPlugin) -> None:

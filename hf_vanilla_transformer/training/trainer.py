@@ -6,7 +6,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,19 @@ from typing import Any
 import datasets
 import torch
 from accelerate.data_loader import prepare_data_loader
-from accelerate.utils import TorchDynamoPlugin
 from datasets.distributed import split_dataset_by_node
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader
-from transformers import EarlyStoppingCallback, GenerationConfig, PreTrainedTokenizerBase
+from transformers import EarlyStoppingCallback, GenerationConfig, PreTrainedTokenizerBase, TrainerState
 from transformers.trainer_pt_utils import LabelSmoother
-from transformers.trainer_utils import EvalLoopOutput, SchedulerType, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, SchedulerType, TrainOutput, get_last_checkpoint
 from transformers.utils import logging
 
 from .. import engine
-from ..checkpoints.completeness import OPTIMIZER, SCALER, SCHEDULER, checkpoints_in, damage_of
+from ..checkpoints.completeness import OPTIMIZER, SCALER, SCHEDULER, TRAINER_STATE, damage_of
 from ..checkpoints.loading import not_finite, tokenizer_fingerprint
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
@@ -38,17 +37,13 @@ from ..hub.facts import TARGET_TOKENS
 from ..metrics import Score
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import RecipeError, VanillaTransformerTrainingArguments
-from .callbacks import DropoutWarmup
+from .callbacks import Divergence, DropoutWarmup, in_any_process
 from .evaluation import TranslationMetrics
 from .pushes import PushingTrainer
 from .rdrop import RDropTrainer
 from .schedule import count_from_one, peak_learning_rate, set_rates
 
 logger = logging.get_logger(__name__)
-
-
-class DivergedError(RuntimeError):
-    """Losses or gradients aren't finite any more; the message says since when, and the fix."""
 
 
 class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
@@ -63,6 +58,7 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
 
     args: VanillaTransformerTrainingArguments
     label_smoother: LabelSmoother | None
+    _training: ExitStack | None = None  # what is undone at the end of `train`, while it runs
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
@@ -79,7 +75,7 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         self._evaluated = torch.zeros(2, dtype=torch.float64)  # of an evaluation: loss times tokens, and tokens
         given = self.optimizer, self.lr_scheduler, self.optimizer_cls_and_kwargs
         self.has_own_optimizer = given != (None, None, None)  # in place of the one that the arguments describe
-        self._begin()
+        self._begin(None)
         self._note_tokenizer()
         if self.compute_loss_func is None:
             self.model_accepts_loss_kwargs = True  # target tokens are counted for each model; `compute_loss` divides
@@ -105,10 +101,13 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         if self.args.torch_compile and self.is_fsdp_enabled:
             raise RecipeError("packed batches can't be compiled with FSDP; leave torch_compile out")
 
-    def _build_accelerator_args(self, **kwargs: object) -> dict[str, Any]:
-        built: dict[str, Any] = super()._build_accelerator_args(**kwargs)
-        # For packed batches, the shortcuts compile each layer; evaluations have batches of all shapes.
-        return built | ({"dynamo_plugin": TorchDynamoPlugin(backend="no")} if self.args.packed else {})
+    def create_accelerator_and_postprocess(self) -> None:
+        """Creates the Accelerator; for packed batches, the shortcuts compile each layer, and it nothing."""
+        backend = self.args.torch_compile_backend
+        if self.args.packed:  # evaluations have batches of all shapes
+            self.args.torch_compile_backend = "no"
+        super().create_accelerator_and_postprocess()
+        self.args.torch_compile_backend = backend
 
     def _note_tokenizer(self) -> None:
         """Writes the tokenizer's fingerprint into the configuration of this package's model."""
@@ -151,27 +150,63 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
                 f"tokenizer and the model's configuration {trained}; make them agree"
             )
 
-    def _begin(self) -> None:
-        """Sets what is counted in a training to its beginning."""
+    def _begin(self, checkpoint: str | None) -> None:
+        """Sets what is counted in a training to its beginning, or to where a checkpoint was."""
         self._since: float | None = None  # the last line of the log, evaluations left out, in seconds
         self._tokens_then = 0
-        self._loss_of_update: Tensor | float = 0.0
-        self._checked_update = 0
-        self._failures = 0  # updates in a row whose loss or gradients were not finite
+        self._divergence = Divergence()
         # Scores and samples of the validation set, the last ones after each number of updates.
         self.validations: dict[int, tuple[dict[str, Score], list[tuple[str, str, str]]]] = {}
+        state = TrainerState()
+        if checkpoint is not None:
+            for name in (OPTIMIZER, SCHEDULER, SCALER) if self.args.fp16 else (OPTIMIZER, SCHEDULER):
+                if not Path(checkpoint, name).exists():  # the Trainer would begin anew with it
+                    fix = ", or leave fp16 out if the run had none" if name == SCALER else ""
+                    raise CheckpointError(f"{checkpoint} has no {name}; remove it to resume from an earlier one{fix}")
+            state = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE)))
+        self._updates_before = state.global_step
+        saved: Any = (state.stateful_callbacks or {}).get("EarlyStoppingCallback")
+        counter = saved["attributes"]["early_stopping_patience_counter"] if isinstance(saved, dict) else 0
         for callback in self._early_stopping:
-            callback.early_stopping_patience_counter = 0
+            callback.early_stopping_patience_counter = counter
 
-    def _inner_training_loop(self, *args: object, **kwargs: object) -> TrainOutput:
-        self._begin()
-        self._note_tokenizer()  # `model_init` has made another model
+    @property
+    def _early_stopping(self) -> list[EarlyStoppingCallback]:
+        return [one for one in self.callback_handler.callbacks if isinstance(one, EarlyStoppingCallback)]
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: object, **kwargs: object) -> TrainOutput:
+        """Trains as the Trainer does; a resumed run ends with the weights and scores of an uninterrupted one.
+
+        Raises:
+            CheckpointError: The checkpoint lacks files, or is of another model.
+            DivergedError: The loss has not been finite for `max_nonfinite_updates` updates.
+        """
+        checkpoint = resume_from_checkpoint or None
+        self._begin(get_last_checkpoint(self.args.output_dir) if checkpoint is True else checkpoint)
         self.check_beginning()
-        uses_shortcuts = self.args.training_shortcuts and not self.args.torch_compile and not self.is_fsdp_enabled
-        options = {"backend": self.args.torch_compile_backend, "mode": self.args.torch_compile_mode}
-        compiled = options if self.args.packed and self.args.torch_compile else None
-        with training_shortcuts(self.model, compiled) if uses_shortcuts or self.args.packed else nullcontext():
-            return super()._inner_training_loop(*args, **kwargs)
+        self.add_callback(self._divergence)  # the last one, so that none saves after all
+        with ExitStack() as self._training:
+            self._training.callback(setattr, self, "_training", None)
+            self._training.callback(self.remove_callback, self._divergence)
+            self._training.enter_context(self._no_half_checkpoint())
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        """Creates the optimizer, after shortcuts were put into the model: in a training, it is wrapped next."""
+        shortcuts = self.args.training_shortcuts and not self.args.torch_compile and not self.is_fsdp_enabled
+        if self._training is not None and (shortcuts or self.args.packed):
+            options = {"backend": self.args.torch_compile_backend, "mode": self.args.torch_compile_mode}
+            compiled = options if self.args.packed and self.args.torch_compile else None
+            self._training.enter_context(training_shortcuts(self.model, compiled))
+        self._note_tokenizer()  # `model_init` may have made another model
+        return super().create_optimizer(model)
+
+    def set_initial_training_values(self, args: Any, dataloader: DataLoader[object]) -> tuple[int, ...]:
+        """Epochs, updates per epoch ... updates; no epoch if a run resumes at its end, or `max_steps` is 0."""
+        epochs, *others = super().set_initial_training_values(args, dataloader)
+        early = self._early_stopping
+        has_stopped = any(one.early_stopping_patience_counter >= one.early_stopping_patience for one in early)
+        return (0 if has_stopped or others[-1] <= self._updates_before else epochs, *others)
 
     # ---- Batches ----
 
@@ -198,60 +233,37 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
                 options["collate_fn"] = PackingCollator(self.model.config, sampler.shape)
             loader = DataLoader(dataset, batch_sampler=sampler, **options)
         # The batches are this process's own already; Accelerate only has to bring them to the device.
-        return prepare_data_loader(
-            loader,
-            device=self.args.device,
-            num_processes=1,
-            process_index=0,
-            put_on_device=True,
-            non_blocking=True,
-            dispatch_batches=False,
-        )
+        own = {"num_processes": 1, "process_index": 0, "dispatch_batches": False}
+        return prepare_data_loader(loader, device=self.args.device, put_on_device=True, non_blocking=True, **own)
 
     def _sampler(self, dataset: datasets.Dataset) -> TokenBudgetBatchSampler:
         kind: Callable[..., TokenBudgetBatchSampler] = TokenBudgetBatchSampler
-        if self.args.packed:  # no pair is longer than a row, and so than the model's positions
+        args, lengths = self.args, [lengths_of(dataset, name) for name in ("input_ids", "labels")]
+        if args.packed:  # no pair is longer than a row, and so than the model's positions
             row_tokens = min(ROW_TOKENS, self.model.config.max_position_embeddings)
             kind = partial(PackedBatchSampler, row_tokens=row_tokens)
-        return kind(
-            lengths_of(dataset, "input_ids"),
-            lengths_of(dataset, "labels"),
-            self.args.per_device_train_batch_tokens,
-            num_processes=self.args.world_size,
-            process_index=self.args.process_index,
-            accumulation_steps=self.args.gradient_accumulation_steps,
-            length_tolerance=self.args.length_tolerance,
-            seed=self.args.seed_of_data,
-        )
+        place = {"num_processes": args.world_size, "process_index": args.process_index}
+        place["accumulation_steps"] = args.gradient_accumulation_steps
+        order = {"length_tolerance": args.length_tolerance, "seed": args.seed_of_data}
+        return kind(*lengths, args.per_device_train_batch_tokens, **place, **order)
 
     def _stream(self, dataset: datasets.IterableDataset) -> TokenBudgetStream:
-        window = self.args.shuffle_buffer_size
-        own = split_dataset_by_node(dataset, self.args.process_index, self.args.world_size)
-        shuffled = own.shuffle(seed=self.args.seed_of_data, buffer_size=window)
-        return TokenBudgetStream(
-            shuffled,
-            self.args.per_device_train_batch_tokens,
-            window,
-            length_tolerance=self.args.length_tolerance,
-            seed=self.args.seed_of_data,
-        )
-
-    def _run_epoch(self, **kwargs: object) -> None:
-        # The Trainer would train one more update when it resumes at the end, and three epochs if max_steps is 0.
-        early = self._early_stopping
-        has_stopped = any(one.early_stopping_patience_counter >= one.early_stopping_patience for one in early)
-        if has_stopped or self.state.max_steps <= self.state.global_step:
-            self.control.should_training_stop = True
-            return
-        self.state.compute_steps(self.args, self.state.max_steps)  # a resumed run would have its checkpoint's intervals
-        if self._since is None:
-            self._since, self._tokens_then = time.perf_counter(), self.target_tokens
-        super()._run_epoch(**kwargs)
+        args, window = self.args, self.args.shuffle_buffer_size
+        own = split_dataset_by_node(dataset, args.process_index, args.world_size)
+        shuffled = own.shuffle(seed=args.seed_of_data, buffer_size=window)
+        order: dict[str, Any] = {"length_tolerance": args.length_tolerance, "seed": args.seed_of_data}
+        return TokenBudgetStream(shuffled, args.per_device_train_batch_tokens, window, **order)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Tensor]], Tensor | int | None]:
         """Returns the batches of one update and its number of target tokens, and counts the tokens."""
+        if self._since is None:
+            self._since, self._tokens_then = time.perf_counter(), self.target_tokens
+            # A resumed run would have its checkpoint's intervals, and no place for a callback that it hadn't.
+            self.state.compute_steps(self.args, self.state.max_steps)
+            for callback in self._early_stopping:
+                self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if items is not None:
             count = self.target_tokens + int(items)
@@ -303,40 +315,8 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
     def training_step(self, *args: object, **kwargs: object) -> Tensor:
         """Forward and backward of one batch; its loss is added to that of the update."""
         loss: Tensor = super().training_step(*args, **kwargs)
-        self._loss_of_update = self._loss_of_update + loss.detach()
+        self._divergence.add(loss)
         return loss
-
-    def _maybe_log_save_evaluate(
-        self, tr_loss: Tensor, grad_norm: Tensor | float | None, *args: object, **kwargs: object
-    ) -> None:
-        if self._checked_update != self.state.global_step:  # it is called once more at the end of an epoch
-            self._checked_update = self.state.global_step
-            # With float16, the loss scaler skips updates whose gradients overflow: that does no harm.
-            values = [self._loss_of_update, *([grad_norm] if grad_norm is not None and not self.args.fp16 else [])]
-            failed = self._in_any_process(not all(math.isfinite(float(value)) for value in values))
-            self._failures = self._failures + 1 if failed else 0
-            self._loss_of_update = 0.0
-        if 0 < self.args.max_nonfinite_updates <= self._failures:
-            raise DivergedError(self._divergence())
-        if self._failures:
-            self.control.should_save = False
-        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
-
-    def _in_any_process(self, found: bool) -> bool:
-        """Whether one of the processes has found something: all have to agree, or some would wait for the others."""
-        number = torch.tensor(float(found), device=self.args.device)
-        return bool(self.accelerator.reduce(number, reduction="sum").item())
-
-    def _divergence(self) -> str:
-        saved = checkpoints_in(Path(self.args.output_dir or ""))
-        kept = f"the last checkpoint is {saved[-1].name}" if saved else "no checkpoint was saved before"
-        precision = "bf16 in place of fp16, " if self.args.fp16 else ""
-        failures = self._failures
-        return (
-            f"the training diverged: loss or gradients have been NaN or infinite in {failures} updates in a row, since "
-            f"update {self.state.global_step - failures + 1:,}; try {precision}a lower learning_rate (it reached "
-            f"{self._get_learning_rate():.1e}), a longer warmup_steps or max_grad_norm 1; {kept}"
-        )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs, with the target tokens seen and their number per second since the last line."""
@@ -349,17 +329,16 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
 
     # ---- Checkpoints ----
 
-    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
-        """Saves a checkpoint, or none if weights aren't finite; a failed attempt leaves no half of one."""
-        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-        if self._in_any_process(bool(not_finite(self.model))):  # with FSDP, each has its own part
-            logger.warning(f"{folder.name} is not saved, as weights contain NaN or infinity")
-            return
+    @contextmanager
+    def _no_half_checkpoint(self) -> Iterator[None]:
+        """Removes a checkpoint of this training that a full disk has left incomplete."""
         try:
-            super()._save_checkpoint(model, trial)
+            yield
         except (OSError, RuntimeError, SafetensorError) as error:  # each library has its own error for a full disk
-            if damage_of(folder, to_resume=not self.args.save_only_model) is None:
-                raise  # a push to the Hub after saving, for instance
+            folder = Path(self.args.output_dir or "", f"checkpoint-{self.state.global_step}")
+            is_own = self._since is not None and self.state.global_step > self._updates_before and folder.is_dir()
+            if not is_own or damage_of(folder, to_resume=not self.args.save_only_model) is None:
+                raise
             if self.args.should_save:
                 shutil.rmtree(folder, ignore_errors=True)
             raise OSError(
@@ -374,14 +353,12 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         """
         if checkpoint is None:
             return
-        needed = {OPTIMIZER: None, SCHEDULER: None, SCALER: "fp16"}  # by which option
-        for file, option in needed.items():
-            if (option is None or getattr(self.args, option)) and not Path(checkpoint, file).exists():
-                fix = f", or leave {option} out if the run had none" if option else ""
-                raise CheckpointError(f"{checkpoint} has no {file}; remove it to resume from an earlier one{fix}")
         wanted = [{name: group[name] for name in RESUMABLE if name in group} for group in self.optimizer.param_groups]
         rates = list(getattr(self.lr_scheduler, "base_lrs", ()))
-        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.is_fsdp_enabled:
+            self.load_sharded_states(Path(checkpoint))
+        else:
+            super()._load_optimizer_and_scheduler(checkpoint)
         if not isinstance(self.lr_scheduler, LambdaLR):
             if rates != list(getattr(self.lr_scheduler, "base_lrs", ())):
                 raise RecipeError("with this scheduler, a resumed run can't change its learning rate")
@@ -393,31 +370,26 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         if before != after:
             logger.warning(f"resuming with a learning rate of {after[0]:.3g}, not {before[0]:.3g}")
 
-    def _load_callback_state(self) -> None:
-        """Restores the count of early stopping, so that a resumed run ends as an uninterrupted one."""
-        super()._load_callback_state()
-        saved = self.state.stateful_callbacks.get("EarlyStoppingCallback", {})
-        for callback in self._early_stopping if isinstance(saved, dict) else ():
-            vars(callback).update(saved.get("attributes", {}))
+    # ---- Evaluations ----
 
-    @property
-    def _early_stopping(self) -> list[EarlyStoppingCallback]:
-        return [one for one in self.callback_handler.callbacks if isinstance(one, EarlyStoppingCallback)]
-
-    def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
-        """Whether an evaluation is the best so far: of equal values, the later one; warns where it can't tell."""
+    def evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
+        """Evaluates; in training, of equal values of the best model's criterion the later one is the best."""
+        metrics: dict[str, float] = super().evaluate(*args, **kwargs)
         name = f"eval_{str(self.args.metric_for_best_model).removeprefix('eval_')}"
+        if not self.is_in_train or name not in metrics:
+            return metrics
         values = [entry[name] for entry in self.state.log_history if name in entry][-EQUAL_VALUES:]
         if len(values) == EQUAL_VALUES and len(set(values)) == 1:
             logger.warning_once(
                 f"metric_for_best_model {name} was {values[0]:.6g} in {EQUAL_VALUES} evaluations in a row: it doesn't "
                 "tell one checkpoint from another; choose another one"
             )
-        if metrics.get(name) == self.state.best_metric:
-            self.state.best_metric = None
-        return bool(super()._determine_best_metric(metrics, trial))
-
-    # ---- Evaluations ----
+        if in_any_process(bool(not_finite(self.model)), self.args.device):
+            metrics[name] = math.nan  # never the best
+        elif metrics[name] == self.state.best_metric:  # the Trainer keeps the earlier one of equal values
+            worse = -math.inf if self.args.greater_is_better else math.inf
+            self.state.best_metric = math.nextafter(metrics[name], worse)
+        return metrics
 
     def evaluation_loop(self, *args: object, metric_key_prefix: str = "eval", **kwargs: object) -> EvalLoopOutput:
         """Evaluates; the loss is the mean over tokens, not over batches, and its exponential the perplexity."""

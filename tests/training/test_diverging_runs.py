@@ -37,7 +37,7 @@ def poisoned(monkeypatch):
 def test_a_rate_that_is_far_too_high_ends_the_run(train, recipe):
     result = train({**recipe, "max_steps": 40, "average_last": 0}, "--learning-rate", "1e12", "--save-steps", "1")
     assert result.code == 1
-    assert "the training diverged: loss or gradients have been NaN or infinite in 3 updates in a row" in result.error
+    assert "the training diverged: the loss has been NaN or infinite in 3 updates in a row" in result.error
     for part in ("since update", "learning_rate", "warmup_steps", "checkpoint"):
         assert part in result.error
     assert "loss 0.000" not in result.out
@@ -88,7 +88,7 @@ def test_single_losses_that_are_not_finite_do_not_end_a_run(train, recipe, monke
     def step(self, model, inputs, *args, **kwargs):
         loss = plain(self, model, inputs, *args, **kwargs)
         value = next(losses)
-        self._loss_of_update += 0.0 if value == 1 else value
+        self._divergence.add(loss * 0 if value == 1 else loss * value)
         return loss
 
     monkeypatch.setattr(VanillaTransformerTrainer, "training_step", step)

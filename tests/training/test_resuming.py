@@ -181,7 +181,8 @@ def test_another_optimizer_is_refused(train, finished):
 
 def test_another_metric_is_refused(train, finished):
     evaluate = {**finished, "eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "bleu"}
-    assert train(evaluate, "--resume", "--max-steps", "6").code == 0  # there was none
+    patience = ("--early-stopping-patience", "9")
+    assert train(evaluate, "--resume", "--max-steps", "6", *patience).code == 0  # there was neither
     result = train(evaluate, "--resume", "--max-steps", "8", "--metric-for-best-model", "perplexity")
     assert result.code == 2
     assert "was started with metric_for_best_model 'bleu', not 'perplexity'" in result.error

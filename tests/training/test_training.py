@@ -524,6 +524,43 @@ def test_evaluation_translates_and_keeps_the_best(tiny_checkpoint, tmp_path):
     assert trainer.state.global_step == steps  # and not at once, as patience had been used up
 
 
+@pytest.mark.parametrize("strategy", ["steps", "best"])
+def test_of_equal_values_the_later_one_is_the_best(tiny_checkpoint, tmp_path, strategy):
+    """Though for early stopping it is no improvement."""
+    values = iter([1.0, 2.0, 2.0, 1.5])
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": strategy, "save_steps": 1, "max_steps": 9}
+    options |= {"metric_for_best_model": "score", "greater_is_better": True, "early_stopping_patience": 2}
+    data = rows(AutoTokenizer.from_pretrained(tiny_checkpoint), 3)
+    trainer = trainer_of(
+        tiny_checkpoint, tmp_path, eval_dataset=data, compute_metrics=lambda _: {"score": next(values)}, **options
+    )
+    trainer.train()
+    state = trainer.state
+    assert (state.global_step, state.best_global_step, state.best_metric) == (4, 3, 2.0)
+    assert Path(state.best_model_checkpoint).name == "checkpoint-3"
+
+
+def test_weights_that_are_not_finite_are_never_the_best(tiny_checkpoint, tmp_path):
+    """Whatever their score is."""
+    values = iter([1.0, 2.0, 3.0])
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "best", "max_steps": 3}
+    options |= {"metric_for_best_model": "score", "greater_is_better": True, "max_nonfinite_updates": 0}
+    data = rows(AutoTokenizer.from_pretrained(tiny_checkpoint), 3)
+    trainer = trainer_of(
+        tiny_checkpoint, tmp_path, eval_dataset=data, compute_metrics=lambda _: {"score": next(values)}, **options
+    )
+
+    class Poison(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            if state.global_step == 2:
+                next(model.parameters()).data[0] = math.nan
+
+    trainer.add_callback(Poison())
+    trainer.train()
+    assert [folder.name for folder in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
+    assert trainer.state.best_global_step == 1
+
+
 def test_the_cards_score_is_that_of_the_last_weights(tiny_checkpoint, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
     options = {"eval_dataset": rows(tokenizer, 3), "compute_metrics": TranslationMetrics(tokenizer), "max_steps": 3}

@@ -140,7 +140,7 @@ def test_lora_learns(tiny_checkpoint, tmp_path, targets, wrapped):
             data_collator=trainer.data_collator, train_dataset=trainer.train_dataset,
         )  # fmt: skip
     else:
-        trainer.model.add_adapter(settings)
+        peft.inject_adapter_in_model(settings, trainer.model)  # add_adapter without its check of PEFT's version
     before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
     trainer.train()
     moved = {name for name, weight in trainer.model.named_parameters() if not torch.equal(weight, before[name])}
