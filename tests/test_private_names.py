@@ -88,6 +88,7 @@ USED = [
     ("training/pushes.py", "_internal_call", "saving without a push"),
     ("training/run_folder.py", "_internal_call", "saving without a push"),
     ("training/rdrop.py", "_compiled_call_impl", "a compiled model is refused"),
+    ("training/trainer.py", "_keys_to_ignore_on_save", "weights that no checkpoint has aren't trained"),
     ("training/schedule.py", "_last_lr", "the rate that the scheduler tells"),
 ]
 # Of other libraries and Python itself, and strings that are no names.

@@ -114,6 +114,8 @@ def write_stock(
         f"differ by at most {difference:.0e} of the largest (of random tokens), as LayerNorm's epsilon is {EPSILON} in "
         f"place of {config.layer_norm_eps}": True,
         f"positions end at {config.max_position_embeddings:,}; batches have to be padded on the right": True,
+        "transformers 5.24 trains its sinusoids and doesn't save them: before a training there, set `requires_grad` of "
+        "the weights of both `embed_positions` to False": kind is MARIAN,
         "sinusoids are trainable there": kind.has_table and config.position_encoding != "learned",
         "it needs transformers 5: 4.57 fails with FSMT, and with two vocabularies": (
             kind is FSMT or config.decoder_vocab_size not in (None, config.vocab_size)

@@ -160,7 +160,7 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         state = TrainerState()
         if checkpoint is not None:
             for name in (OPTIMIZER, SCHEDULER, SCALER) if self.args.fp16 else (OPTIMIZER, SCHEDULER):
-                if not Path(checkpoint, name).exists():  # the Trainer would begin anew with it
+                if not Path(checkpoint, name).exists():  # the Trainer would begin with a new one
                     fix = ", or leave fp16 out if the run had none" if name == SCALER else ""
                     raise CheckpointError(f"{checkpoint} has no {name}; remove it to resume from an earlier one{fix}")
             state = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE)))
@@ -199,7 +199,15 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
             compiled = options if self.args.packed and self.args.torch_compile else None
             self._training.enter_context(training_shortcuts(self.model, compiled))
         self._note_tokenizer()  # `model_init` may have made another model
+        self._freeze_unsaved()
         return super().create_optimizer(model)
+
+    def _freeze_unsaved(self) -> None:
+        """Freezes what no checkpoint has: transformers 5.24 trains the sinusoids of its Marian without saving them."""
+        unsaved = {*(getattr(self.model, "_keys_to_ignore_on_save", None) or ())}
+        for name, parameter in self.model.named_parameters():
+            if name in unsaved.difference(getattr(self.model, "all_tied_weights_keys", ())):
+                parameter.requires_grad = False
 
     def set_initial_training_values(self, args: Any, dataloader: DataLoader[object]) -> tuple[int, ...]:
         """Epochs, updates per epoch ... updates; no epoch if a run resumes at its end, or `max_steps` is 0."""
@@ -285,7 +293,11 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         """The optimizer's class and arguments; its rate is the paper's where `learning_rate` is None."""
         args, rate = copy.copy(args), peak_learning_rate(args, model)
         args.learning_rate = rate  # of the copy: the same arguments may train a model of another size
-        return RDropTrainer.get_optimizer_cls_and_kwargs(args, model)
+        kind, kwargs = RDropTrainer.get_optimizer_cls_and_kwargs(args, model)
+        names = [one.partition("=")[0].strip() for one in (args.optim_args or "").split(",") if one]
+        if kind.__module__.startswith("torch.optim") and (unread := [name for name in names if name not in kwargs]):
+            raise RecipeError(f"optim_args: {kind.__name__} has no {unread[0]!r}; check the spelling")
+        return kind, kwargs
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """The schedule; the paper's, "inverse_sqrt", counts updates from 1 (5.3), where transformers begins with 0."""

@@ -157,6 +157,8 @@ options |= {"save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tq
 arguments = Seq2SeqTrainingArguments(output, **options)
 collator = DataCollatorForSeq2Seq(tokenizer, model=model)
 trainer = Seq2SeqTrainer(model, arguments, train_dataset=rows, data_collator=collator, processing_class=tokenizer)
+for stack in (model.model.encoder, model.model.decoder):
+    stack.embed_positions.weight.requires_grad = False  # transformers 5.24 would train them, and not save them
 trainer.train()
 trainer.save_model(output)
 found["losses"] = [one["loss"] for one in trainer.state.log_history if "loss" in one]

@@ -270,6 +270,7 @@ def test_combinations_that_are_refused(refusal, options, message):
     ("options", "message"),
     [
         ({"optim": "sgd", "optim_args": "momentum"}, "not enough values"),
+        ({"optim": "sgd", "optim_args": "momentm=0.5"}, "SGD has no 'momentm'"),
         ({"optim": "adamw_8bit"}, "You need to install `bitsandbytes`"),
         ({"adam_beta1": 1.5}, "Invalid beta parameter at index 0: 1.5"),
         ({"lr_scheduler_kwargs": {"a": 1}}, "unexpected keyword argument 'a'"),

@@ -245,7 +245,7 @@ class _Mean:
 
     def __call__(self, **inputs):
         probabilities = [one(**inputs).logits.softmax(dim=-1) for one in self.members]
-        return SimpleNamespace(logits=torch.stack(probabilities).mean(dim=0).log(), past_key_values=None)
+        return SimpleNamespace(logits=torch.stack(probabilities).mean(dim=0).log(), cache=None)
 
 
 @torch.inference_mode()
