@@ -361,7 +361,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         mask = create_causal_mask(self.config, x, attention_mask, own)
         cross = padding_mask(self.config, x, encoder_attention_mask, memory)
         for layer in self.layers:
-            x = layer(x, memory, mask=mask, cross=cross, **{CACHE: cache}, **kwargs)
+            x = layer(x, memory, mask=mask, cross=cross, **{CACHE: cache}, **kwargs)  # under transformers' name for it
         return DecoderOutput(last_hidden_state=self.layer_norm(x), **{CACHE: cache})
 
 
