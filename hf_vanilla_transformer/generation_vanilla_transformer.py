@@ -123,7 +123,7 @@ class DecodingMixin:
             raise RuntimeError(
                 f"Under transformers {transformers_version}, this model decodes something else with a cache than "
                 f"without: it was tested with {' and '.join(TESTED_VERSIONS)} alone. Install one of these, or pass "
-                "`use_cache=False`, which is right but slower."
+                "`use_cache=False`: correct, but slower."
             )
         DecodingMixin.has_checked_cache = True
 

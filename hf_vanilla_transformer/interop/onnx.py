@@ -34,7 +34,7 @@ ENCODER, DECODER, DECODER_WITH_PAST = "encoder_model", "decoder_model", "decoder
 FIRST_PAST = "first_past"  # not one of Optimum's: what a decoder with a past begins with
 # How far logits may be from the model's, as a part of the largest where that is above 1.
 TOLERANCE = 1e-4
-SPAN = 512  # rows of the two tables of sinusoids, which are as large as one of 1,024 positions
+SPAN = 512  # rows of each of the two tables of sinusoids; together they are as large as one of 1,024 positions
 Run = Callable[[str, dict[str, Any]], dict[str, Any]]  # a graph's name, inputs -> outputs
 Progress = Callable[[str], object]  # is told what is done next
 
