@@ -1,11 +1,20 @@
-"""The paper's figures for its notebook: 1 (the model), 2 (attention) and the lines of 3 to 5 (what words attend to)."""
+"""The paper's figures for its notebook, 1 (the model), 2 (attention), 3 to 5 (what words attend to), and its formulas.
+
+    python -m notebooks.diagrams docs/images/masks.png
+
+draws the picture of this name: architecture, masks, positions or schedule.
+"""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch
@@ -16,13 +25,16 @@ from hf_vanilla_transformer.modeling_vanilla_transformer import (
     PostNormResidual,
     VanillaTransformerAttention,
     VanillaTransformerFeedForward,
+    sinusoidal_table,
 )
+from hf_vanilla_transformer.training.schedule import paper_learning_rate
 
 # Heads: Okabe and Ito's colours, distinct for colour-blind readers; boxes: lighter ones.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 BLUE, ORANGE, GREEN, PINK, YELLOW = "#CFE3F2", "#F8D9C4", "#CDEBE0", "#F3DCE9", "#FAF3BE"
 WIDTH, HEIGHT = 3.4, 0.7  # of a box; the boxes of a column are 1 apart
 FIRST = 3.5  # where a layer begins
+PAPERS = ((512, 4000), (1024, 4000), (512, 8000))  # d_model and warm-up: base, big, and base with a longer one
 
 Point = tuple[float, float]
 Box = tuple[str, str, str]  # its text, its name in the code, its colour
@@ -176,6 +188,85 @@ def draw_links(
     return figure
 
 
+# ---- Masks (3.2.3), positions (3.5), learning rates (5.3) ----
+def draw_masks(source: str = "It is half past three . </s>", target: str = "<s> Es ist halb vier .") -> Figure:
+    """Draws the encoder's mask, the causal mask, and both together for the decoder, with padding after both texts."""
+    sources, targets = (f"{text} <pad> <pad>".split() for text in (source, target))
+    seen = np.tri(len(targets), dtype=bool)  # (queries, keys)
+    real_source, real_target = (np.array(tokens) != "<pad>" for tokens in (sources, targets))
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    for panel, title, mask, tokens in zip(
+        figure.subplots(1, 3),
+        ("Padding mask: encoder self-attention", "Causal mask: no later token", "Both: decoder self-attention"),
+        (np.tile(real_source, (len(sources), 1)), seen, seen & real_target),
+        (sources, targets, targets),
+        strict=True,
+    ):
+        panel.pcolormesh(mask, cmap=ListedColormap(["#DDDDDD", COLOURS[0]]), vmin=0, vmax=1, edgecolors="white")
+        panel.set_xticks(np.arange(len(tokens)) + 0.5, tokens, rotation=90, fontsize=8)
+        panel.set_yticks(np.arange(len(tokens)) + 0.5, tokens, fontsize=8)
+        panel.set(aspect="equal", ylim=(len(tokens), 0))
+        _name(panel, title, "token attended to (key)", "token that attends (query)")
+    for colour, label in ((COLOURS[0], "may be seen"), ("#DDDDDD", "hidden")):
+        panel.plot([], [], "s", color=colour, markersize=9, label=label)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    figure.suptitle("Masks of a padded pair: which token may attend to which", fontsize=11)
+    return figure
+
+
+def draw_positions(d_model: int = 512, positions: int = 100) -> Figure:
+    """Draws the sinusoids, their dot products, and these by the distance of two positions."""
+    table = sinusoidal_table(positions, d_model).numpy()  # (positions, d_model)
+    products = table @ table.T
+    figure = Figure(figsize=(10, 7.2), layout="constrained")
+    (sines, cosines), (pairs, distances) = figure.subplots(2, 2)
+    for panel, name, first in ((sines, "sines", 0), (cosines, "cosines", 1)):
+        image = panel.imshow(
+            table[:, first::2].T, cmap="cividis", vmin=-1, vmax=1, aspect="auto", interpolation="nearest"
+        )
+        title = f"The {name}, every other of dimensions {first} to {d_model - 2 + first}"
+        _name(panel, title, "position", f"{name}, from fast to slow")
+    bar: dict[str, Any] = {"shrink": 0.7, "aspect": 30, "pad": 0.02}
+    figure.colorbar(image, ax=[sines, cosines], label="value", **bar)
+    image = pairs.imshow(products, cmap="cividis", aspect="auto", interpolation="nearest")
+    figure.colorbar(image, ax=pairs, label="dot product", **bar)
+    _name(pairs, "Dot product of the encodings of two positions", "position", "position")
+    distances.plot(products[0], color=COLOURS[0])
+    distances.grid(alpha=0.3)
+    _name(distances, "The dot product depends on the distance alone", "distance in positions", "dot product")
+    figure.suptitle(f"Positional encoding, d_model {d_model}, positions 0 to {positions - 1}", fontsize=11)
+    return figure
+
+
+def draw_schedule(sizes: Sequence[tuple[int, int]] = PAPERS, updates: int = 40_000) -> Figure:
+    """Draws equation 3, the learning rate by update, for each (d_model, warm-up)."""
+    step = np.arange(1, updates + 1)
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    panel = figure.subplots()
+    for number, (d_model, warmup) in enumerate(sizes):
+        peak = paper_learning_rate(d_model, warmup)
+        label = f"d_model {d_model:,}, warm-up {warmup:,}: peak {peak:.2e}"
+        rate = peak * np.minimum(step / warmup, (warmup / step) ** 0.5)
+        panel.plot(step, rate, color=COLOURS[number], linestyle=("-", "--", "-.", ":")[number % 4], label=label)
+    panel.set(xlim=(0, updates), ylim=(0, None))
+    panel.grid(alpha=0.3)
+    panel.xaxis.set_major_formatter("{x:,.0f}")
+    panel.yaxis.set_major_formatter("{x:.1e}")
+    panel.legend(fontsize=9)
+    _name(panel, "", "update", "learning rate")
+    figure.suptitle(
+        "Learning rate by update: a linear warm-up, then the inverse square root of the update", fontsize=11
+    )
+    return figure
+
+
+def _name(panel: Axes, title: str, xlabel: str, ylabel: str) -> None:
+    panel.set_title(title, fontsize=9)
+    panel.set_xlabel(xlabel, fontsize=9)
+    panel.set_ylabel(ylabel, fontsize=9)
+    panel.tick_params(labelsize=8)
+
+
 # ---- Boxes and arrows ----
 def _canvas(width: float, height: float, x: Point, y: Point) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -214,7 +305,21 @@ def _arrow(axes: Axes, *points: Point) -> None:
     )
 
 
-if __name__ == "__main__":  # python -m notebooks.diagrams FILE: figure 1 of the base model
+def _base_model() -> Figure:
     with torch.device("meta"):
-        base = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.from_preset("base"))
-    draw_architecture(base).savefig(sys.argv[1], dpi=80)
+        return draw_architecture(
+            VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.from_preset("base"))
+        )
+
+
+# Pictures of docs/paper.md -> what draws them, and the dots per inch.
+PICTURES: dict[str, tuple[Callable[[], Figure], int]] = {
+    "architecture": (_base_model, 80),
+    "masks": (draw_masks, 120),
+    "positions": (draw_positions, 120),
+    "schedule": (draw_schedule, 120),
+}
+
+if __name__ == "__main__":
+    draw, dpi = PICTURES[Path(sys.argv[1]).stem]
+    draw().savefig(sys.argv[1], dpi=dpi)

@@ -1,1 +1,1 @@
-"""Pictures of attention, of the paper's formulas, and of learning curves."""
+"""Pictures of attention and of learning curves."""

@@ -1,27 +1,14 @@
-"""The plots: attention, positions, masks, schedules and learning curves.
-
-They need matplotlib, but no screen, and don't change its global state.
-"""
+"""Learning curves; `plot_attention` can be imported from here, too. Plots need matplotlib, but no screen."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .attention import draw_attention, plot_attention
-from .drawing import (
-    WIDTH,
-    Axes,
-    Figure,
-    Line2D,
-    count_updates,
-    line_style,
-    name_lines,
-    name_panel,
-    new_figure,
-    save_figure,
-    set_log_scale,
-    set_title,
-)
-from .paper import Schedule, plot_masks, plot_positions, plot_schedule
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from .attention import STYLE
+from .attention import plot_attention as plot_attention
 
 # Entry of a log -> the panel's title, and the unit on its axis.
 CURVES = {
@@ -32,67 +19,34 @@ CURVES = {
     "eval_wer": ("validation WER", "% of outputs with an error"),
     "eval_ser": ("validation SER", "errors per 100 symbols"),
 }
-Log = Sequence[Mapping[str, Any]]
+# Okabe and Ito (2008): distinct with any kind of colour vision; lines differ in colour and in dashes.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 
 
-def plot_training(runs: Mapping[str, Log], title: str | None = None) -> Figure:
-    """Learning curves: loss of training, and perplexity, BLEU and errors of symbols of validation, by updates.
+@rc_context(STYLE)
+def plot_training(runs: Mapping[str, Sequence[Mapping[str, Any]]], title: str = "") -> Figure:
+    """Draws learning curves, each of `CURVES` that a log has, by updates; nothing to draw raises `ValueError`.
 
-    Args:
-        runs: Name -> the Trainer's log, `trainer.state.log_history` or `log_history` of a trainer_state.json.
-        title: Is written above the panels.
-
-    Returns:
-        A figure with one panel for each of `CURVES` that occurs in any log.
-
-    Raises:
-        ValueError: None of them occurs in a log.
+    `runs`: Name -> the Trainer's log, `trainer.state.log_history` or `log_history` of a trainer_state.json.
     """
     shown = [key for key in CURVES if any(key in entry for log in runs.values() for entry in log)]
     if not shown:
         raise ValueError("no log has a loss, a perplexity or a BLEU score; give `trainer.state.log_history` of runs")
-    figure = new_figure(WIDTH if len(shown) > 1 else 0.6 * WIDTH, 3.6)
-    lines: dict[str, Line2D] = {}
+    figure = Figure(figsize=(10 if len(shown) > 1 else 6, 3.5 + 0.15 * len(runs)))
     for panel, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        lines |= draw_curve(panel, key, runs)
+        panel.set(title=CURVES[key][0], xlabel="updates", ylabel=CURVES[key][1])
+        panel.grid(alpha=0.3)
+        for number, log in enumerate(runs.values()):
+            points = np.array([(entry["step"], entry[key]) for entry in log if key in entry]).reshape(-1, 2)
+            style = {"color": COLOURS[number % len(COLOURS)], "marker": "." if len(points) == 1 else ""}
+            panel.plot(*points.T, ("-", "--", "-.", ":")[number % 4], **style)
+        panel.locator_params(axis="x", nbins=5, integer=True)
+        panel.xaxis.set_major_formatter("{x:,.0f}")
+        if key == "eval_perplexity":
+            panel.set_yscale("log", subs=(2, 3, 5, 7))
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter("{x:g}")
     if len(runs) > 1:
-        name_lines(figure, lines, loc="outside lower center", ncols=3)
-    if title is not None:
-        set_title(figure, title)
+        figure.legend(panel.get_lines(), list(runs), loc="outside lower center")
+    figure.suptitle(title, wrap=True)
     return figure
-
-
-def draw_curve(panel: Axes, key: str, runs: Mapping[str, Log]) -> dict[str, Line2D]:
-    """Draws one of `CURVES` by updates into a panel, and returns the line of each run that has it.
-
-    Args:
-        panel: Where to draw.
-        key: The entry of the logs.
-        runs: As for `plot_training`.
-    """
-    title, unit = CURVES[key]
-    lines: dict[str, Line2D] = {}
-    for number, (name, log) in enumerate(runs.items()):
-        points = [(entry["step"], entry[key]) for entry in log if key in entry]
-        if points:
-            (lines[name],) = panel.plot(*zip(*points, strict=True), **line_style(number))
-    name_panel(panel, title, "updates", unit)
-    panel.grid(alpha=0.3)
-    count_updates(panel)
-    if key == "eval_perplexity":
-        set_log_scale(panel)
-    return lines
-
-
-__all__ = [
-    "Figure",
-    "Schedule",
-    "draw_attention",
-    "draw_curve",
-    "plot_attention",
-    "plot_masks",
-    "plot_positions",
-    "plot_schedule",
-    "plot_training",
-    "save_figure",
-]
