@@ -7,9 +7,8 @@ import torch
 from test_generation import EOS, SOURCES, lively_model, padded
 from transformers import GenerationConfig
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, engine
+from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.plan_vanilla_transformer import GNMTLengthPenalty, Plan
-from hf_vanilla_transformer.translation.engine_backend import EngineBackend
 
 TRAINED = GenerationConfig._get_default_generation_params()
 PAPER = {"num_beams": 4, "early_stopping": True, "gnmt_length_penalty": 0.6, "max_extra_length": 30}
@@ -91,19 +90,3 @@ def test_settings_in_the_configuration_are_refused():
     model.config.num_beams = 2
     with engine.attach(model), pytest.raises(ValueError, match="modified the pretrained model configuration"):
         model.generate(**padded(SOURCES))
-
-
-class Own(VanillaTransformerForConditionalGeneration):
-    def prepare_inputs_for_generation(self, *args, **kwargs):
-        raise RuntimeError("one's own")
-
-
-def test_a_translator_keeps_to_a_models_own_generate():
-    model = lively_model()
-    backend = EngineBackend(model, None)
-    assert backend.own is model
-    model.generate = lambda **options: None
-    assert backend.own is None
-    model.__class__ = Own
-    del model.generate
-    assert backend.own is None

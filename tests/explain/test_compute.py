@@ -2,13 +2,11 @@
 
 import random
 from copy import deepcopy
-from pathlib import Path
 
 import pytest
 import torch
 from small_models import TEXTS, assert_same_hypotheses, logits_of, model_with
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast
 from hf_vanilla_transformer.explain.contents import ACTIVATIONS
@@ -178,30 +176,3 @@ def test_every_activation_is_pytorchs(compute, tokenizer):
         (result,) = compute(model, tokenizer, [{"text": "nine", "target": [1, 9, 30]}])
         expected = logits_of(model, result["ids"], [1, 9, 30])
         torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=1e-4, rtol=0)
-
-
-# ---- A trained model ----
-@pytest.mark.peers
-@pytest.mark.timeout(3_000)
-def test_200_sentences_of_the_quickstarts_model(compute):
-    """With the model that `make quickstart` has left; its test set."""
-    folder = Path(__file__).parents[2] / "outputs" / "quickstart"
-    if not (folder / "model").is_dir():
-        pytest.skip("THERE IS NO outputs/quickstart: run `make quickstart` before")
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder / "model").eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    sources, targets = (
-        (folder / "corpus" / f"test.{code}").read_text(encoding="utf-8").splitlines()[:200] for code in ("en", "de")
-    )
-    cases = [
-        {"text": source, "target": [1, *tokenizer(target)["input_ids"][:-1]], "plan": {"beams": [1, 4]}}
-        for source, target in zip(sources, targets, strict=True)
-    ]
-    assert len(cases) == 200
-    for case, result in zip(cases, compute(model, tokenizer, cases), strict=True):
-        expected = logits_of(model, result["ids"], case["target"])
-        torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=1e-4, rtol=0)
-        batch = tokenizer(case["text"], return_tensors="pt")
-        greedy = model.generate(**batch, num_beams=1, early_stopping=False)[0, 1:].tolist()
-        assert result["beams1"][0]["tokens"] == greedy
-        assert_same_hypotheses(model, batch, result["beams4"])

@@ -2,12 +2,8 @@
 
 import copy
 import json
-import os
 import pickle
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -124,24 +120,6 @@ def test_texts_from_any_iterable(texts, trained):
 def test_bad_training_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         train(**arguments)
-
-
-TRAIN = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
-texts = sys.stdin.read().split("\\n")
-VanillaTransformerTokenizerFast.train_from_iterator(texts, 420, show_progress=False).save_pretrained(sys.argv[2])
-"""
-
-
-def test_deterministic_across_processes(trained, tmp_path):
-    environment = {**os.environ, "PYTHONHASHSEED": "1", "TOKENIZERS_PARALLELISM": "true"}
-    folder = Path(tokenization_vanilla_transformer.__file__).parent
-    command = [sys.executable, "-c", TRAIN, str(folder), str(tmp_path)]
-    subprocess.run(command, input="\n".join(CORPUS), text=True, encoding="utf-8", env=environment, check=True)
-    trained.save_pretrained(tmp_path / "here")
-    assert (tmp_path / "tokenizer.json").read_bytes() == (tmp_path / "here" / "tokenizer.json").read_bytes()
 
 
 # Text -> ids -> text

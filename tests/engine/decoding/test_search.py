@@ -2,234 +2,29 @@
 
 import copy
 import functools
-import itertools
-import math
-from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from test_generation import BOS, EOS, SHOWN, SOURCES, Recorder, gnmt_divisor, lively_model, new_tokens, padded
-from transformers.generation import logits_process
+from test_generation import (
+    BOS,
+    EOS,
+    SHOWN,
+    SOURCES,
+    Recorder,
+    assert_same_hypotheses,
+    gnmt_divisor,
+    lively_model,
+    new_tokens,
+    padded,
+    reference_beam_search,
+)
 
 from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine.decoding.generate import BeamSearchOutput
-from hf_vanilla_transformer.engine.decoding.scores import score_processor
-from hf_vanilla_transformer.engine.decoding.search import beam_search, greedy_search
-from hf_vanilla_transformer.plan_vanilla_transformer import GNMTLengthPenalty, Plan
 
 # Sums of up to 40 log-probabilities in float32, which differ in their last digits (6e-8 of numbers up to 100) by the
 # order and by the precision in which they are added and divided.
 SCORES = {"abs": 1e-5, "rel": 1e-5}
-
-# ---- a toy that can be searched ----
-
-
-@functools.cache
-def _drawn(kind, size, *key):
-    return np.random.default_rng([kind, *key]).normal(size=size)
-
-
-def plan_of(num_beams, ends, penalty=1.0, early_stopping=True, coverage_penalty=0.0):
-    """A plan that returns all of its hypotheses."""
-    return Plan(
-        num_beams=num_beams,
-        num_hypotheses=num_beams,
-        ends=tuple(ends),
-        length_penalty=penalty,
-        early_stopping=early_stopping,
-        coverage_penalty=coverage_penalty,
-    )
-
-
-class Toy:
-    """A decoder whose logits and attention are drawn anew for each prefix of each sentence; `end` favours token 0."""
-
-    def __init__(self, seed, vocabulary, sentences=(0,), end=0.0):
-        self.seed, self.vocabulary, self.end = seed, vocabulary, end
-        self.sentences, self.rows, self.steps = list(sentences), [(number, ()) for number in sentences], 0
-
-    def log_probabilities(self, sentence, prefix):
-        logits = torch.from_numpy(1.5 * _drawn(0, self.vocabulary, self.seed, sentence, *prefix))
-        logits[0] += self.end
-        return logits.log_softmax(dim=0)
-
-    def mask_of(self, sentence):
-        """Source positions, 2 to 4, of 4 that a batch has."""
-        return torch.arange(4) < 2 + sentence % 3
-
-    def attention_of(self, sentence, prefix):
-        scores = torch.from_numpy(2 * _drawn(2, 4, self.seed, sentence, *prefix))
-        return scores.masked_fill(~self.mask_of(sentence), -math.inf).softmax(dim=0)
-
-    def step(self, tokens):
-        self.steps += 1
-        rows = zip(self.rows, tokens.tolist(), strict=True)
-        self.rows = [(sentence, (*prefix, token)) for (sentence, prefix), token in rows]
-        return torch.stack([self.log_probabilities(*row) for row in self.rows])
-
-    @property
-    def attention(self):
-        return torch.stack([self.attention_of(*row) for row in self.rows]).float()
-
-    keeps_places = True
-
-    def move(self, rows, sentences):
-        self.rows, self.sentences = [self.rows[row] for row in rows], [self.sentences[place] for place in sentences]
-        width = len(rows) // len(sentences)
-        assert [sentence for sentence, _ in self.rows] == [one for one in self.sentences for _ in range(width)]
-
-
-PROMPT = (1, 2)
-
-
-def no_repetition(tokens, log_probabilities):
-    """A processor: bars the last token, so that none stands twice in a row."""
-    return log_probabilities.scatter(1, tokens[:, -1:], -math.inf)
-
-
-def barring(level, seed=0):
-    """A processor: bars tokens that are drawn anew for each prefix, about half of them where the level is 0."""
-
-    def process(tokens, log_probabilities):
-        lots = [_drawn(1, log_probabilities.shape[1], seed, *row) for row in tokens.tolist()]
-        return log_probabilities.masked_fill(torch.from_numpy(np.stack(lots)) < level, -math.inf)
-
-    return process
-
-
-def _continuations(toy, sentence, live, process):
-    """All ways to go on by one token, best first: (log-probability, tokens, sums of attention, ranks of parents)."""
-    found = []
-    for rank, (score, tokens, sums, parents) in enumerate(live):
-        prefix = (*PROMPT, *tokens)
-        row, sums = toy.log_probabilities(sentence, prefix), sums + toy.attention_of(sentence, prefix)
-        if process is not None:
-            row = process(torch.tensor([prefix]), row[None])[0]
-        found += [(score + x, (*tokens, token), sums, (*parents, rank)) for token, x in enumerate(row.tolist())]
-    return sorted((one for one in found if one[0] > -math.inf), key=lambda one: -one[0])
-
-
-def _coverage(beta, sums, mask):
-    """cp(X; Y) of Wu et al. 2016, equation 15."""
-    return beta * sum(math.log(min(share, 1.0)) for share in sums[mask].tolist())
-
-
-def _start(toy, sentence):
-    """The prompt, as an empty hypothesis: what its tokens but the first attend to counts."""
-    return [(0.0, (), sum(toy.attention_of(sentence, PROMPT[:n]) for n in range(1, len(PROMPT))), ())]
-
-
-def plain_beam_search(toy, sentence, longest, rules, divisor, process=None):
-    """Section 6.1 as in `reference_beam_search` of test_generation: [(score, tokens, ranks of parents)].
-
-    With `early_stopping` None the search goes on to the maximum length, whatever it has found.
-    """
-    live, finished = _start(toy, sentence), []
-    for length in range(1, longest + 1):
-        candidates = _continuations(toy, sentence, live, process)[: (1 + len(rules.ends)) * rules.num_beams]
-        live = []
-        for rank, (score, tokens, sums, parents) in enumerate(candidates):
-            if tokens[-1] not in rules.ends and length < longest:
-                live.append((score, tokens, sums, parents))
-            elif rank < rules.num_beams:
-                penalty = _coverage(rules.coverage_penalty, sums, toy.mask_of(sentence))
-                finished.append((score / divisor(length) + penalty, tokens, parents))
-        live = live[: rules.num_beams]
-        finished = sorted(finished, key=lambda one: -one[0])[: rules.num_beams]
-        if live and len(finished) == rules.num_beams and rules.early_stopping is not None:
-            bounds = [live[0][0] / divisor(n) for n in (length, longest if rules.early_stopping == "never" else length)]
-            if rules.early_stopping is True or max(bounds) <= finished[-1][0]:
-                break
-    return finished
-
-
-def hypotheses(found):
-    """What a search has found: [(score, tokens, ranks of parents)]."""
-    return [(one.score, tuple(one.tokens), tuple(one.beams)) for one in found]
-
-
-def assert_same(found, expected):
-    assert [one[1:] for one in found] == [one[1:] for one in expected]
-    assert [one[0] for one in found] == pytest.approx([one[0] for one in expected], **SCORES)
-
-
-def search_toy(toy, longest, rules, process=None):
-    prompts = torch.tensor([PROMPT] * len(toy.sentences))
-    mask = torch.stack([toy.mask_of(sentence) for sentence in toy.sentences])
-    return beam_search(toy, prompts, longest, rules, process, mask)
-
-
-# A number and the divisor that it means, for a hypothesis of a number of tokens.
-GNMT = {f"gnmt {alpha}": (GNMTLengthPenalty(alpha), functools.partial(gnmt_divisor, alpha=alpha)) for alpha in (0.6,)}
-PENALTIES = GNMT | {f"length {p}": (p, lambda length, p=p: length**p) for p in (1.5, -1.0)}
-
-
-@pytest.mark.parametrize("coverage", [0.0, 0.3])
-@pytest.mark.parametrize("penalty", PENALTIES)
-def test_never_stops_only_where_going_on_changes_nothing(penalty, coverage):
-    number, divisor = PENALTIES[penalty]
-    stopped = 0
-    for seed, num_beams, ends in itertools.product(range(4), (1, 2, 4), ([0], [0, 3])):
-        toy = Toy(seed, 5, end=1.0)
-        rules = plan_of(num_beams, ends, number, "never", coverage)
-        (search,) = search_toy(toy, [9], rules)
-        assert_same(hypotheses(search), plain_beam_search(toy, 0, 9, replace(rules, early_stopping=None), divisor))
-        stopped += toy.steps < len(PROMPT) - 1 + 9
-    assert stopped > 3
-
-
-@pytest.mark.parametrize("process", [None, no_repetition, barring(-0.5)], ids=["plain", "processed", "barred"])
-@pytest.mark.parametrize("early_stopping", [True, False, "never"])
-@pytest.mark.parametrize("penalty", ["gnmt 0.6", "length 1.5", "length -1.0"])
-def test_beam_search_is_the_plain_one(penalty, early_stopping, process):
-    """Of whole batches, where sentences leave at different steps."""
-    number, divisor = PENALTIES[penalty]
-    longest = [7, 1, 9, 4, 6]
-    for seed, num_beams, ends in itertools.product(range(2), (1, 3), ([0], [0, 2, 3])):
-        toy = Toy(seed, 6, range(len(longest)), end=1.0)
-        rules = plan_of(num_beams, ends, number, early_stopping, coverage_penalty=0.2 * seed)
-        searches = search_toy(toy, longest, rules, process)
-        for sentence, search in enumerate(searches):
-            expected = plain_beam_search(toy, sentence, longest[sentence], rules, divisor, process)
-            assert_same(hypotheses(search), expected)
-
-
-@pytest.mark.parametrize("level", [0.0, math.inf])
-def test_fewer_continuations_than_beams(level):
-    """With half of the tokens impossible the beam is never full; with all of them there is nothing to find."""
-    rules, counts = plan_of(8, [0]), []
-    for seed in range(8):
-        toy, process = Toy(seed, 3, range(2)), barring(level, seed)
-        searches = search_toy(toy, [4, 4], rules, process)
-        for sentence, search in enumerate(searches):
-            expected = plain_beam_search(toy, sentence, 4, rules, float, process)
-            assert_same(hypotheses(search), expected)
-            counts.append(len(expected))
-    assert max(counts) < 8
-    assert (max(counts) == 0) == (level == math.inf)
-
-
-def _plain_greedy(toy, sentence, longest, ends, process):
-    tokens = ()
-    while len(tokens) < longest and tokens[-1:] not in [(end,) for end in ends]:
-        row = toy.log_probabilities(sentence, (*PROMPT, *tokens))
-        row = row if process is None else process(torch.tensor([(*PROMPT, *tokens)]), row[None])[0]
-        tokens = (*tokens, int(row.argmax()))
-    return list(tokens)
-
-
-@pytest.mark.parametrize("process", [None, no_repetition])
-@pytest.mark.parametrize("ends", [[], [0], [0, 3]])
-def test_greedy_search_is_the_plain_one(ends, process):
-    order, longest = [3, 0, 5, 4, 1, 2], [9, 1, 4, 9, 7, 3]
-    for seed in range(4):
-        toy = Toy(seed, 6, order)
-        prompts = torch.tensor([PROMPT] * len(order))
-        found = [one.tokens for (one,) in greedy_search(toy, prompts, longest, plan_of(1, ends), process)]
-        pairs = zip(order, longest, strict=True)
-        assert found == [_plain_greedy(toy, number, most, ends, process) for number, most in pairs]
-
 
 # ---- generate(): the engine and transformers' loop on the same settings ----
 
@@ -274,63 +69,23 @@ def model():
     return exact_model()
 
 
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize(("num_beams", "penalty"), [(2, 0.0), (3, -1.0), (2, -0.3), (3, 2.0)])
+def test_beam_search_with_several_ends_is_the_references(num_beams, penalty, early_stopping):
+    model, ends = exact_model(seed=7, vocab_size=8), (EOS, 3, 4)  # so few tokens that many of the best end
+    options = {"num_beams": num_beams, "num_return_sequences": num_beams, "max_new_tokens": 9}
+    options |= {"length_penalty": penalty, "gnmt_length_penalty": None, "early_stopping": early_stopping}
+    for source in ([3, 4, 5, EOS], [7, EOS], [6, 6, 5, 3, EOS], [5, 4, 7, 3, 6, EOS]):
+        output = by_us(model, input_ids=torch.tensor([source]), eos_token_id=[*ends], **options)
+        lengths = (output.beam_indices >= 0).sum(dim=1).tolist()
+        rows = zip(output.sequences.tolist(), lengths, output.sequences_scores.tolist(), strict=True)
+        rule = (lambda n: n**penalty, early_stopping, ends)
+        expected = reference_beam_search(model, source, num_beams, 9, *rule)
+        assert_same_hypotheses([(tuple(row[1 : 1 + n]), score) for row, n, score in rows], expected)
+
+
 WIDE = [[7, 3], [EOS], [(5 * i) % 21 + 3 for i in range(29)], [12, 22, 4, 10, 16, 9, 8, 3, 20, 11, EOS], [21, 6, EOS]]
 BATCHES = {"left": padded(SOURCES, "left"), "right": padded(SOURCES), "wide": padded(WIDE)}
-
-
-@pytest.mark.parametrize("num_beams", [1, 4])
-@pytest.mark.parametrize(("batch", "extra"), [("left", 0), ("right", 3), ("wide", 12)])
-def test_sentences_of_very_different_lengths(model, batch, extra, num_beams):
-    """The longest of them get 41 new tokens, for which the caches have no room at first."""
-    options = {"num_beams": num_beams, "num_return_sequences": num_beams, "max_extra_length": extra}
-    found = assert_same_output(model, **BATCHES[batch], **options, suppress_tokens=[EOS]).sequences
-    assert found.shape[1] == 1 + BATCHES[batch]["input_ids"].shape[1] + extra
-    for rows in found.view(len(SOURCES), num_beams, -1).tolist():
-        assert len({tuple(row) for row in rows}) == num_beams
-
-
-SETTINGS = {
-    "forced end": {"forced_eos_token_id": EOS, "max_new_tokens": 4},
-    "forced first token": {"forced_bos_token_id": 9},
-    "minimal new tokens": {"min_new_tokens": 7},
-    "no repetition": {"no_repeat_ngram_size": 2, "max_extra_length": 20},
-    "repetition penalty": {"repetition_penalty": 1.8},
-    "unwanted at first": {"begin_suppress_tokens": [5, 13]},
-    "unwanted words": {"bad_words_ids": [[5], [9, 14], [3, 7]]},
-    "OPUS-MT's": {
-        "bad_words_ids": [[5]],
-        "forced_eos_token_id": EOS,
-        "renormalize_logits": True,
-        "max_new_tokens": 5,
-        "gnmt_length_penalty": None,
-        "early_stopping": False,
-    },
-    "several ends": {"eos_token_id": [EOS, 5, 17]},
-    "other padding": {"pad_token_id": 23},
-    "one new token": {"max_new_tokens": 1},
-    "prefix": {"decoder_input_ids": torch.tensor([[BOS, 9, 6], [BOS, 4, 4], [BOS, 13, 20], [BOS, 9, 6], [BOS, 3, 8]])},
-    "prefix, forced end": {
-        "decoder_input_ids": torch.tensor([[BOS, 9], [BOS, 4], [BOS, 13], [BOS, 9], [BOS, 3]]),
-        "forced_eos_token_id": EOS,
-        "max_new_tokens": 4,
-    },
-    "nearly everything unwanted": {"suppress_tokens": [token for token in range(24) if token not in (EOS, 7, 11)]},
-}
-
-
-@functools.cache
-def _usual(side, **beams):
-    return by_us(exact_model(), **BATCHES[side], max_extra_length=4, **beams).sequences
-
-
-@pytest.mark.parametrize("beams", [{"num_beams": 1}, {"num_beams": 4, "num_return_sequences": 3}], ids=str)
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_settings_are_those_of_transformers(model, setting, beams):
-    side = "left" if len(setting) % 2 else "right"
-    options = {"max_extra_length": 4, **beams, **SETTINGS[setting]}
-    found = assert_same_output(model, **BATCHES[side], **options).sequences
-    usual = _usual(side, **beams)
-    assert not torch.equal(found, usual)  # each of the settings changes something here
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -352,53 +107,6 @@ def test_sources_of_every_kind(model, kind, num_beams):
 def test_without_an_end_of_sentence_or_padding(token, sources, num_beams):
     """One sentence needs no padding."""
     assert_same_output(exact_model(**{token: None}), **padded(sources), num_beams=num_beams, max_extra_length=3)
-
-
-@pytest.mark.parametrize("longest", [1, 2, 4])
-def test_fewer_tokens_than_beams(longest):
-    """Four tokens, one of them the end: transformers fills the list up itself."""
-    small, options = exact_model(vocab_size=4, seed=5), {"num_beams": 6, "num_return_sequences": 6}
-    options.update(input_ids=torch.tensor([[3, EOS]]), max_new_tokens=longest, length_penalty=0.0)
-    theirs = by_transformers(small, **options)
-    attached = engine.Engine(small)
-    ours = attached.generate(
-        small, {**SHOWN, **options} if longest == 1 else {**options, "return_dict_in_generate": True}
-    )
-    assert (attached.calls, attached.fallbacks) == (longest > 1, longest == 1)
-    assert (theirs.sequences_scores > -1e8).sum() == (4 if longest == 1 else 6)
-    assert torch.equal(ours.sequences, theirs.sequences)
-    assert torch.equal(ours.beam_indices, theirs.beam_indices)
-    assert ours.sequences_scores.tolist() == pytest.approx(theirs.sequences_scores.tolist(), **SCORES)
-
-
-# ---- processors ----
-
-
-@pytest.mark.parametrize("length", [1, 2, 4, 5, 6])
-def test_scores_are_changed_as_by_transformers(length):
-    """Here, tokens are barred in place."""
-    begin, ends = 1, [3, 9]
-    settings = {
-        "repetition_penalty": (1.7, logits_process.RepetitionPenaltyLogitsProcessor(1.7)),
-        "no_repeat_ngram_size": (1, logits_process.NoRepeatNGramLogitsProcessor(1)),
-        "bad_words_ids": ([[5], [8]], logits_process.NoBadWordsLogitsProcessor([[5], [8]], torch.tensor(ends))),
-        "min_length": (5, logits_process.MinLengthLogitsProcessor(5, ends)),
-        "min_new_tokens": (3, logits_process.MinNewTokensLengthLogitsProcessor(begin, 3, ends)),
-        "forced_bos_token_id": (4, logits_process.ForcedBOSTokenLogitsProcessor(4)),
-        "forced_eos_token_id": (3, logits_process.ForcedEOSTokenLogitsProcessor(begin + 5, 3)),
-        "suppress_tokens": ([2, 40], logits_process.SuppressTokensLogitsProcessor([2, 40])),
-        "begin_suppress_tokens": ([6], logits_process.SuppressTokensAtBeginLogitsProcessor([6], begin)),
-        "renormalize_logits": (True, logits_process.LogitNormalization()),
-    }
-    tokens, scores = torch.randint(10, (3, length)), torch.randn(3, 10).log_softmax(dim=-1)
-    for names in (*([name] for name in settings), [*settings][1:5:3] + [*settings][7:]):
-        values, processors = zip(*map(settings.__getitem__, names), strict=True)
-        plan = Plan.of({**dict(zip(names, values, strict=True)), "eos_token_id": ends}, {})
-        assert not plan.others
-        expected = logits_process.LogitsProcessorList(processors)(tokens, scores.clone())
-        process = score_processor(plan, 10, tokens[:, :begin], longest=5)
-        assert torch.equal(process(tokens, scores.clone()), expected)
-    assert score_processor(Plan(), 10, tokens[:, :begin], longest=5) is None
 
 
 # ---- a sentence's translation is its own ----

@@ -177,19 +177,6 @@ def test_a_subclass_keeps_its_own_loss(parted):
     check(Doubled(model_of().config).double().train(), batch_of(), parted, is_parted=False)
 
 
-def test_torch_func_computes_the_plain_loss():
-    model, batch = model_of(), batch_of()
-    weights = dict(model.named_parameters())
-
-    def loss(weights):
-        return torch.func.functional_call(model, weights, kwargs=batch, tie_weights=True).loss
-
-    expected = torch.func.grad(loss)(weights)
-    with training_shortcuts(model):
-        found = torch.func.grad(loss)(weights)  # its weights are no parameters
-    assert all(torch.equal(found[name], one) for name, one in expected.items())
-
-
 def test_labels_outside_the_vocabulary():
     model, batch = model_of(), batch_of()
     batch["labels"][0, 0] = V
