@@ -196,10 +196,10 @@ class VanillaTransformerConfig(PreTrainedConfig):
             fields["auto_map"] = fields["auto_map"] | {auto: prefix + model for auto, model in models.items()}
         return fields
 
-    def save_pretrained(self, save_directory: Any, *args: object, **kwargs: object) -> None:
-        """Saves config.json, and beside code that is saved with it this code's licence."""
-        super().save_pretrained(save_directory, *args, **kwargs)
-        licence, copy = Path(__file__).with_name("LICENSE"), Path(save_directory, "LICENSE-CODE")
+    def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
+        """Writes config.json, and beside code that is saved with it this code's licence."""
+        super().to_json_file(json_file_path, use_diff)
+        licence, copy = Path(__file__).with_name("LICENSE"), Path(json_file_path).with_name("LICENSE-CODE")
         if self._auto_class is not None and licence.is_file() and not copy.exists():
             shutil.copyfile(licence, copy)
 

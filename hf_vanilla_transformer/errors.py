@@ -45,12 +45,7 @@ def install(extra: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns "; did you mean 'nearest'?" for the end of an error, or nothing where no known name is similar.
-
-    Args:
-        name: The unknown name.
-        known: The names that exist.
-    """
+    """Returns "; did you mean 'nearest'?" for the end of an error, or nothing where no known name is similar."""
     word = name.lstrip("-")
     opposite = re.sub("source|target", lambda part: "target" if part[0] == "source" else "source", word)
     plain = {one.lstrip("-"): one for one in known}  # with their dashes, unlike names would be similar

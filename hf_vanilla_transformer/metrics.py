@@ -56,17 +56,14 @@ class Score:
 def corpus_bleu(
     hypotheses: Sequence[str], references: References, *, tokenize: str = "13a", lowercase: bool = False
 ) -> Score:
-    """BLEU of a corpus, with one reference per sentence, or several.
+    """BLEU of a corpus, from 0 to 100, with one reference per sentence, or several.
 
     Args:
         hypotheses: The translations, N strings of plain text; sacreBLEU tokenises them.
-        references: The reference translations, in the same order: a string, or a list of strings for each.
+        references: In the same order: a string, or a list of strings for each.
         tokenize: sacreBLEU's tokeniser: "13a" for most languages, "intl" for its Unicode-aware variant, "zh",
             "ja-mecab", "char", "none" for tokenised text ("none" isn't comparable with published scores).
         lowercase: Whether the score is case-insensitive.
-
-    Returns:
-        The score, from 0 to 100.
 
     Raises:
         ValueError: The numbers of hypotheses and references differ, there are none, or `tokenize` is unknown.
@@ -127,10 +124,11 @@ def measure(
       over the corpus.
     - "cer": errors per character (code point, spaces too), likewise.
 
-    Of several references, the one with the fewest errors counts, of these the longest.
+    Of several references, the one with the fewest errors counts, of these the longest. Errors are those of
+    `corpus_bleu`, and a `ValueError` for another measure.
 
     Args:
-        names: Of these.
+        names: Of these, in the order of the result.
         hypotheses: N strings.
         references: One reference for each, or a list of them.
         sources: N sources; of those that are equal, the first one's hypothesis counts, with the references of all.
@@ -138,13 +136,6 @@ def measure(
         lowercase: Of "bleu" and "chrf".
         symbols: Divides a text into symbols, as `data.symbols.symbol_splitter` has it for a tokenizer; None: texts are
             compared as they are, and the symbols of "ser" are what white space separates.
-
-    Returns:
-        Name -> score, in the order of the names.
-
-    Raises:
-        ValueError: There is no such measure, or as for `corpus_bleu`.
-        TypeError: As for `corpus_bleu`.
     """
     if sources is not None:
         if len(sources) != len(hypotheses):
@@ -158,17 +149,9 @@ def measure(
 def top_accuracy(
     n_best: Sequence[Sequence[str]], references: References, count: int, *, symbols: Splitter | None = None
 ) -> Score:
-    """The percentage of n-best lists that have a reference among their first `count` hypotheses.
+    """The percentage of N n-best lists that have a reference among their first `count` (1 or more) hypotheses.
 
-    Args:
-        n_best: N lists, the best hypothesis first.
-        references: As for `measure`.
-        count: 1 or more.
-        symbols: As for `measure`.
-
-    Raises:
-        ValueError: The numbers of lists and references differ, or there are none.
-        TypeError: As for `corpus_bleu`.
+    References, symbols and errors are as for `measure`.
     """
     _, streams = _checked([""] * len(n_best), references)
     same = symbols or _itself
@@ -182,11 +165,7 @@ def top_accuracy(
 
 
 def by_source(sources: Sequence[Hashable], references: References) -> tuple[list[int], list[list[str]]]:
-    """Groups pairs by their source: the places of the first pair of each, and all references of each, once.
-
-    Raises:
-        ValueError: The numbers of sources and references differ.
-    """
+    """Groups pairs by their source: the places of the first pair of each, and all references of each, once."""
     if len(sources) != len(references):
         raise ValueError(f"{len(sources)} sources and {len(references)} references; give one or more for each")
     rows = [[own] if isinstance(own, str) else own for own in references]
@@ -263,7 +242,7 @@ class Comparison:
     """How a system's score compares with that of the first one.
 
     Attributes:
-        name: The score's, "BLEU" or "chrF2".
+        name: The measure's `title`, "BLEU", "bleu_multi30k" or "chrF2".
         p_value: How often a difference as large as theirs appears by chance, from 0 to 1.
         signature: sacreBLEU's, with the number of resamples (`bs`) and the seed, SACREBLEU_SEED or 12345.
     """
@@ -290,36 +269,33 @@ def paired_bootstrap(
 ) -> list[list[Comparison]]:
     """Compares systems with the first one, by sacreBLEU's paired bootstrap resampling (Koehn 2004), 1,000 resamples.
 
-    Args:
-        systems: Two or more lists of N translations.
-        references: N reference translations, or lists of them, as for `measure`.
-        names: Which measures are compared.
-        tokenize: As for `corpus_bleu`.
-        lowercase: As for `measure`.
-        symbols: As for `measure`.
-
-    Returns:
-        Of each system but the first, the comparison of each measure.
-
-    Raises:
-        ValueError: There are fewer than two systems or 10 sentences, or as for `measure`.
-        TypeError: As for `measure`.
+    `systems` are two or more lists of N translations, of at least 10 sentences; references, options and errors are as
+    for `measure`. Returns, for each system but the first, the comparison of each measure in `names`.
     """
     if len(systems) < 2:
         raise ValueError(f"{len(systems)} systems can't be compared; give two or more")
     check_resampling(len(references))
-    metrics = {name: _metric(name, tokenize, lowercase, symbols) for name in names}
     checked = [_checked(system, references) for system in systems]
     named: Any = [(str(number), hypotheses) for number, (hypotheses, _) in enumerate(checked)]
-    test = PairedTest(named, metrics, checked[0][1], test_type="bs")
-    signatures, scores = test()
-    columns = []
-    for name, how in signatures.items():
-        results: list[Any] = scores[name]
-        first, *others = results
-        # sacreBLEU counts only differences larger than the real one: equal scores would differ significantly.
-        columns.append([Comparison(name, 1.0 if one.score == first.score else one.p_value, str(how)) for one in others])
+    metrics = {name: _metric(name, tokenize, lowercase, symbols) for name in names}
+    columns = [_compared(name, metric, named, checked[0][1]) for name, metric in metrics.items()]
     return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _compared(measure: str, metric: Metric, systems: Any, streams: list[list[Any]]) -> list[Comparison]:
+    """Compares systems with the first one; a test of several metrics would keep only one of those called BLEU."""
+    signatures, scores = PairedTest(systems, {measure: metric}, streams, test_type="bs")()
+    ((name, how),) = signatures.items()
+    results: list[Any] = scores[name]
+    first, *others = results
+    # sacreBLEU counts only differences larger than the real one: equal scores would differ significantly.
+    p_values = [1.0 if one.score == first.score else one.p_value for one in others]
+    return [Comparison(title(measure, name), p_value, str(how)) for p_value in p_values]
+
+
+def title(measure: str, name: str) -> str:
+    """Returns what tables call a measure: as its score is called, but BLEU of older papers by a name of its own."""
+    return measure if measure.startswith("bleu_") else name
 
 
 def _sacrebleu(tokenize: str, lowercase: bool) -> BLEU:

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 OPTIONS = ("gnmt_length_penalty", "max_extra_length")
 ENGINE_OPTIONS = ("coverage_penalty", "output_alignments")
 LENGTHS = ("max_new_tokens", "max_length", "max_extra_length")
+SAID = ("coverage_penalty", "no_repeat_ngram_size", "repetition_penalty", "min_new_tokens", "min_length")
 
 # transformers' default of `max_length`, and what Seq2SeqTrainer fills in beside it.
 DEFAULT_MAX_LENGTH = 20
@@ -78,7 +79,7 @@ class Plan:
         forced_end: Tokens of which one is the last at the limit, if that is forced.
         barred: Tokens that are never chosen (`suppress_tokens`).
         barred_at_begin: Tokens that aren't the first.
-        barred_words: Sequences of tokens that aren't written (`bad_words_ids`).
+        barred_words: Sequences of tokens that aren't written (`bad_words_ids`); as in transformers, an end is none.
         no_repeat_ngram_size: Sequences of this many tokens occur at most once; 0: there is no limit.
         repetition_penalty: As for transformers; 1: none.
         renormalize: Whether log-probabilities add up to 1 again after tokens were barred.
@@ -146,6 +147,8 @@ class Plan:
                     known[field] = read(value)
                 except (TypeError, ValueError):
                     others.append(_shown(name, value))
+        words, ends = known.get("barred_words", ()), known.get("ends", ())
+        known["barred_words"] = tuple(one for one in words if len(one) > 1 or one[0] not in ends)
         return cls(**known, others=tuple(others))
 
     @property
@@ -166,6 +169,17 @@ class Plan:
         elif name == "max_extra_length":
             value += source_length
         return max(value, 1)
+
+    def __str__(self) -> str:
+        """Says in a few words how it searches: "beam 4, length penalty 0.6"."""
+        is_sampled, is_beam = "do_sample=True" in self.others, self.num_beams > 1
+        settings = self.settings()
+        name = "length penalty " if "gnmt_length_penalty" in settings else "length_penalty="
+        said = ["sampled"] if is_sampled else [] if is_beam else ["greedy"]
+        said += [f"beam {self.num_beams}", f"{name}{self.length_penalty:g}"] if is_beam else []
+        said += ["searched further"] if is_beam and self.early_stopping is not True else []
+        said += [f"{name}={settings[name]}" for name in SAID if name in settings and settings[name] != 1]
+        return ", ".join([*said, *(one for one in self.others if one != "do_sample=True")])
 
     def settings(self) -> dict[str, Any]:
         """Returns the plan by the names of the settings that a generation config has, without those that are off."""

@@ -96,13 +96,13 @@ def _evaluations(section: str, decoding: str) -> list[Evaluation]:
     """The scores that have a signature, on the validation and on the test set."""
     rows = [row for row in _table(section, "| | validation | test_2016_flickr | signature |") if len(row) == 4]
     evaluations = []
-    for place, name in ((1, "validation"), (2, "test_2016_flickr")):
+    for place, name, sentences in ((1, "validation", 1_014), (2, "test_2016_flickr", 1_000)):
         scores = [
             Score("chrF2" if row[0] == "chrF2" else "BLEU", float(row[place].strip("*")), _code(row[3]))
             for row in rows
             if row[3]
         ]
-        evaluations.append(Evaluation(f"Multi30k, {name}", scores, decoding=decoding, split=name))
+        evaluations.append(Evaluation(f"Multi30k, {name}", scores, sentences, decoding, split=name))
     return evaluations
 
 

@@ -9,7 +9,6 @@ push goes to a Hub on localhost. Nothing is uploaded: CONTRIBUTING.md lists the 
 import argparse
 import importlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -91,10 +90,8 @@ def _prove_model(python: Path, model: Path, output: Path) -> None:
         raise SystemExit(f"{model} has no {', '.join(missing)}; write a card with `vanilla-transformer card`")
     output.mkdir(parents=True)
     upload = prepare(model, "user/name")
-    for name in upload.names:
-        shutil.copy(model / name, output)
-    for name, content in upload.changed.items():
-        (output / name).write_bytes(content)
+    for name, content in upload.files.items():
+        (output / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
     _run(str(python), "-P", *COMMAND, "translate", "--model", str(output), "a man rides a bicycle .")
     _run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "hf-vanilla-transformer")
     with tempfile.TemporaryDirectory(prefix="hub-") as home:

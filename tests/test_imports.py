@@ -36,17 +36,19 @@ MAY_IMPORT = {
     "hub": {"checkpoints", "metrics", "data", "errors"},
     "interop": {"paper", "checkpoints", "hub", "data", "errors"},
     "translation": {"paper", "engine", "interop", "checkpoints", "metrics", "data", "errors"},
-    "plots": {"paper", "translation", "checkpoints", "errors"},
+    "documents": {"translation", "hub", "checkpoints", "data", "errors"},
+    "plots": set(),
     "explain": {"paper", "engine", "translation", "checkpoints"},
-    "demo": {"paper", "translation", "explain", "errors"},
-    "serving": {"translation", "checkpoints", "hub", "data", "errors"},
+    "serving": {"documents", "translation", "hub", "data", "errors"},
     "training": {"paper", "engine", "translation", "hub", "checkpoints", "metrics", "data", "errors"},
 }
 EVERYWHERE = {"cli", "__init__", "__main__", "scripts", "benchmarks"}  # imported by none of the rooms
 # Commands import what they need inside of the function, and __init__ when it registers, so that `--help` is instant;
 # the backend of an extra imports it when it is used; what translates with that imports neither torch nor transformers.
 IMPORT_LATE = {*EVERYWHERE, "translation.ctranslate2", "translation.decoding", "translation.translator"}
+IMPORT_LATE |= {"translation.spelling"}
 IMPORT_LATE |= {"translation.tokenizer_file", "training"}  # a wrong option is an error before what trains is imported
+IMPORT_LATE |= {"documents", "translation.spelling"}  # each form needs a library of its own
 
 
 @dataclass(frozen=True)

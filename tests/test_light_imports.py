@@ -109,3 +109,51 @@ def test_an_exported_model_is_translated_without_pytorch(exported, tmp_path):
     command = f"from hf_vanilla_transformer.cli import main\nassert main() == 0\n{LIGHT}"
     run(command, "translate", "--model", exported, "--input", tmp_path / "lines.txt", "--output", tmp_path / "out.txt")
     assert (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines() == heavy(LINES)
+
+
+# ---- Where they aren't installed ----
+WITHOUT = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "transformers"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+SERVE = """
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.serving import app, models, server
+with ThreadPoolExecutor(1) as thread:
+    batcher = models.batcher_of(Translator(sys.argv[1], "cpu"), [("en", "de")], thread=thread)
+    print(asyncio.run(batcher.translate(["It is."], source="en", target="de"))[0][0].text)
+"""
+FILES = {
+    "lines.txt": "It is half past nine.\n\nShe goes.\n",
+    "rows.jsonl": '{"text": "It is half past nine. She goes."}\n',
+    "page.html": '<html lang="en"><title>Time</title><p>It is <b>half</b> past nine. She goes.</p></html>\n',
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_exported_model_translates_files_where_pytorch_is_not_installed(exported, tmp_path, name):
+    (tmp_path / name).write_text(FILES[name], encoding="utf-8")
+    command = ("translate", "--model", str(exported), "--input", str(tmp_path / name), "--output")
+    run(f"{WITHOUT}from hf_vanilla_transformer.cli import main\nassert main() == 0", *command, tmp_path / f"out-{name}")
+    assert cli.main([*command, str(tmp_path / f"wanted-{name}")]) == 0
+    assert (tmp_path / f"out-{name}").read_bytes() == (tmp_path / f"wanted-{name}").read_bytes() != b""
+
+
+def test_an_exported_model_is_served_where_pytorch_is_not_installed(exported):
+    pytest.importorskip("fastapi")
+    assert run(WITHOUT + SERVE, exported) == f"{Translator(exported, 'cpu')('It is.')}\n"
+
+
+@pytest.mark.parametrize("command", ["evaluate --source {0} --reference {0} --model {1}", "translate a --model {2}"])
+def test_what_to_install_is_said(exported, tiny_checkpoint, tmp_path, command):
+    (tmp_path / "lines.txt").write_text("a\n")
+    script = f"{WITHOUT}from hf_vanilla_transformer.cli import main\nsys.stderr = sys.stdout\nassert main() == 2"
+    said = run(script, *command.format(tmp_path / "lines.txt", exported, tiny_checkpoint).split())
+    fix = "which isn't installed: run pip install . in a checkout of hf_vanilla_transformer\n"
+    assert said == f"vanilla-transformer: error: this needs transformers, {fix}"

@@ -21,7 +21,10 @@ OTHERS = {
     "docker": ["--tag", "--rm", "--publish", "--volume"],
     "kubectl": ["--port", "--target-port"],
     "torchrun": ["--nproc-per-node"],
-    "accelerate launch": ["--config-file", "--machine-rank", "--main-process-ip"],
+    "accelerate launch": [
+        *("--config-file", "--machine-rank", "--main-process-ip", "--use-fsdp", "--fsdp-version"),
+        *("--fsdp-auto-wrap-policy", "--fsdp-state-dict-type", "--fsdp-cpu-ram-efficient-loading"),
+    ],
     "fairseq": [
         *("--max-tokens", "--update-freq", "--max-update", "--lr-scheduler", "--warmup-updates", "--lenpen"),
         *("--joined-dictionary", "--share-all-embeddings", "--encoder-normalize-before"),

@@ -86,13 +86,15 @@ def test_comparisons_agree_with_sacrebleus_command_line(tmp_path, name, options)
     command = [sys.executable, "-m", "sacrebleu", "references", "-i", "a", "b", "c", "-m", "bleu", "chrf"]
     command += ["--paired-bs", "--format", "text", *options]
     printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    found = paired_bootstrap(systems, references, names=[name, "chrf"], tokenize="intl", lowercase=True)
+    names = ["bleu_compound_split", "bleu", "bleu_multi30k", "chrf"]  # each as if it were alone
+    compared = paired_bootstrap(systems, references, names=names, tokenize="intl", lowercase=True)
+    found = [[dict(zip(names, row, strict=True))[one] for one in (name, "chrf")] for row in compared]
     p_values = [f"{one.p_value:.4f}" for system in found for one in system]
     assert p_values == re.findall(r"p = ([0-9.]+)", printed)
     assert len(set(p_values)) > 1
-    assert [one.name for one in found[0]] == ["BLEU", "chrF2"]
-    for one in found[0]:
-        assert re.search(rf"- {one.name} +{re.escape(one.signature)}$", printed, re.MULTILINE)
+    assert [one.name for one in compared[0]] == ["bleu_compound_split", "BLEU", "bleu_multi30k", "chrF2"]
+    for scored, one in zip(("BLEU", "chrF2"), found[0], strict=True):
+        assert re.search(rf"- {scored} +{re.escape(one.signature)}$", printed, re.MULTILINE)
 
 
 def test_equal_systems_do_not_differ():

@@ -1,13 +1,17 @@
 """docs/paper.md: links into the code lead to what they name, no class is missing, commands draw the pictures."""
 
 import ast
+import math
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
-from hf_vanilla_transformer import cli
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, cli
+from hf_vanilla_transformer.cli import plot
+from notebooks.diagrams import PICTURES, draw_masks, draw_positions, draw_schedule
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "paper.md").read_text(encoding="utf-8")
@@ -84,9 +88,10 @@ PICTURE = re.compile(
 )
 
 
-@pytest.mark.parametrize("kind", ["attention", "positions", "schedule", "masks", "curves"])
-def test_every_kind_of_plot_has_its_picture(kind: str) -> None:
-    assert [command for _, _, command in PICTURE.findall(PAGE) if command.split()[2] == kind]
+def test_every_kind_of_plot_and_every_diagram_has_its_picture() -> None:
+    commands = [command.split() for _, _, command in PICTURE.findall(PAGE)]
+    assert {words[2] for words in commands if words[1] == "plot"} == set(plot.KINDS)
+    assert {Path(words[-1]).stem for words in commands if words[1] == "-m"} == set(PICTURES)
 
 
 def test_every_picture_has_its_command() -> None:
@@ -107,16 +112,34 @@ def test_pictures_are_small_and_drawn_by_a_command_that_exists(text: str, file: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["positions", "schedule", "masks"])
-def test_pictures_that_need_no_model_are_what_the_command_draws(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_that_need_no_model_are_what_the_command_draws(name: str, tmp_path: Path) -> None:
     """Up to the version of matplotlib: the same size, and nearly the same colours."""
     image = pytest.importorskip("PIL.Image", reason="Pillow isn't installed, with which pictures are compared")
-    (command,) = (command for _, _, command in PICTURE.findall(PAGE) if command.split()[2] == kind)
-    assert cli.main([*shlex.split(command)[1:-1], str(tmp_path / "drawn.png")]) == 0
-    drawn, shown = (image.open(file).convert("RGB") for file in (tmp_path / "drawn.png", DOCS / f"images/{kind}.png"))
+    draw, dpi = PICTURES[name]
+    draw().savefig(tmp_path / "drawn.png", dpi=dpi)
+    drawn, shown = (image.open(file).convert("RGB") for file in (tmp_path / "drawn.png", DOCS / f"images/{name}.png"))
     assert drawn.size == shown.size
     pairs = zip(drawn.resize((40, 30)).tobytes(), shown.resize((40, 30)).tobytes(), strict=True)
     assert sum(abs(one - other) for one, other in pairs) / (40 * 30 * 3) < 3
+
+
+def test_masks_positions_and_rates_are_those_of_the_model_and_of_the_paper() -> None:
+    """What a model with random weights attends to in a padded batch is blue in the picture."""
+    config = VanillaTransformerConfig.from_preset("tiny", vocab_size=20, encoder_layers=1, decoder_layers=1)
+    source, target = torch.tensor([[5, 6, 7, 0, 0]]), torch.tensor([[1, 8, 9, 0, 0]])
+    masks = {"attention_mask": source != 0, "decoder_attention_mask": target != 0}
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    seen = model(source, decoder_input_ids=target, **masks, output_attentions=True, use_cache=False)
+    encoder, _, decoder = (axes.collections[0].get_array() for axes in draw_masks("a b c", "<s> d e").axes)
+    assert (encoder == (seen.encoder_attentions[0][0, 0] > 0).numpy()).all()
+    assert (decoder == (seen.decoder_attentions[0][0, 0] > 0).numpy()).all()
+    sines = draw_positions(d_model=16, positions=9).axes[0].images[0].get_array()
+    assert sines[3, 8] == pytest.approx(math.sin(8 / 10000 ** (6 / 16)))
+    (line,) = draw_schedule([(512, 4000)], updates=9000).axes[0].get_lines()
+    for update in (1, 4000, 9000):
+        expected = 512**-0.5 * min(update**-0.5, update * 4000**-1.5)
+        assert line.get_ydata()[update - 1] == pytest.approx(expected)
 
 
 SOURCE = "class A:\n    size: int = 3\n    def f(self):\n        return 1 + 2\n\ndef f():\n    pass\nX = Y = 1\n"

@@ -71,14 +71,10 @@ USED = [
     ("engine/training/shortcuts.py", "_attn_implementation", "the kernel, for the time of a training"),
     ("engine/watch.py", f"{HOOKS} _version", "changes of the model and of its weights"),
     # Training
-    ("training/sharding.py", "_save_optimizer_and_scheduler", "FSDP saves what one process saves"),
-    (
-        "training/sharding.py",
-        "_load_from_checkpoint _load_best_model",
-        "FSDP; the weights of another model are refused",
-    ),
+    ("training/sharding.py", "_load_from_checkpoint _load_best_model", "the weights of another model are refused"),
+    ("training/sharding.py", "_save", "FSDP's class would bring its own code"),
     ("training/sharding.py", "_keys_to_ignore_on_save", "weights that a checkpoint may lack"),
-    ("training/trainer.py", "_load_optimizer_and_scheduler", "FSDP; a resumed run's new options take effect"),
+    ("training/trainer.py", "_load_optimizer_and_scheduler", "a resumed run's new options take effect"),
     (
         "training/trainer.py",
         "_get_collator_with_removed_columns _remove_unused_columns",
@@ -88,7 +84,6 @@ USED = [
     ("training/pushes.py", "_internal_call", "saving without a push"),
     ("training/run_folder.py", "_internal_call", "saving without a push"),
     ("training/rdrop.py", "_compiled_call_impl", "a compiled model is refused"),
-    ("training/trainer.py", "_keys_to_ignore_on_save", "weights that no checkpoint has aren't trained"),
     ("training/schedule.py", "_last_lr", "the rate that the scheduler tells"),
 ]
 # Of other libraries and Python itself, and strings that are no names.

@@ -14,7 +14,9 @@ from torch import Tensor
 from ..errors import CheckpointError, named
 from .completeness import SAFETENSORS, damage_of
 from .files import check_links, new_folder
-from .loading import VOCABULARY_FILES, load_model, read_json, tensors_in
+from .headers import read_json, tensors_in
+from .kinds import CONFIG, REPORT_FILES, SETTINGS_FILES, TOKENIZER, VOCABULARY_FILES
+from .loading import load_model
 
 # Fields of config.json that may differ: they only matter in training, or say how and where the model was saved. With
 # any other field, the same weights would compute something else.
@@ -23,11 +25,7 @@ FREE_FIELDS = {
     "label_smoothing", "tokenizer_fingerprint", "transformers_version", "use_cache",
 }  # fmt: skip
 # Files copied with the weights; the states of optimizer and Trainer are not, as no training resumes from an average.
-CARRIED_FILES = (
-    "config.json", "generation_config.json", "*.py", "LICENSE*", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", *VOCABULARY_FILES,
-)  # fmt: skip
-REPORT_FILES = ("README.md", "model_card.json", "scores.json", "*.translations.txt")  # of a run
+CARRIED_FILES = (*SETTINGS_FILES, "*.py", "LICENSE*")
 
 
 def average_checkpoints(
@@ -88,17 +86,13 @@ def _check_output(output: Path, overwrite: bool, checkpoints: Sequence[Path]) ->
     known |= {file.name for file in _files(checkpoints[-1], ["*.py"])} if checkpoints else set()
     entries = [*output.iterdir()] if output.is_dir() else [output]
     others = sorted(entry.name for entry in entries if entry.is_dir() or not any(map(entry.match, known)))
-    if others or (entries and not (output / "config.json").is_file()):
+    if others or (entries and not (output / CONFIG).is_file()):
         found = f"it contains {others[0]}" if others else "it has no config.json"
         raise CheckpointError(f"{output} is not just a saved model ({found}), so it stays; choose another output")
 
 
 def mean_of(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
-    """Returns the mean of each tensor over checkpoints of one architecture: name -> mean, in its shape and dtype.
-
-    Raises:
-        CheckpointError: An integer tensor differs, or a tensor isn't finite.
-    """
+    """Returns the mean of each tensor over checkpoints of one architecture: name -> mean, in its shape and dtype."""
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
     for checkpoint in checkpoints:
@@ -153,7 +147,7 @@ def _files(checkpoint: Path, patterns: Iterable[str]) -> list[Path]:
 
 def _check_alike(first: Path, other: Path) -> None:
     """Checks that two checkpoints have one architecture and vocabulary, before any weights are read."""
-    for what, read in (("tensors", _shapes), ("config.json", _architecture), ("tokenizer", _vocabulary)):
+    for what, read in (("tensors", _shapes), (CONFIG, _architecture), ("tokenizer", _vocabulary)):
         mine, others = read(first), read(other)
         if names := [name for name in mine.keys() | others.keys() if mine.get(name) != others.get(name)]:
             raise CheckpointError(
@@ -166,14 +160,14 @@ def _shapes(checkpoint: Path) -> Mapping[str, object]:
 
 
 def _architecture(checkpoint: Path) -> Mapping[str, object]:
-    config = read_json(checkpoint / "config.json")
+    config = read_json(checkpoint / CONFIG)
     return {field: value for field, value in config.items() if field not in FREE_FIELDS}
 
 
 def _vocabulary(checkpoint: Path) -> Mapping[str, object]:
     """File name -> content; without tokenizer.json's padding and truncation, those of its latest call."""
     contents: dict[str, object] = {file.name: file.read_bytes() for file in _files(checkpoint, VOCABULARY_FILES)}
-    if (checkpoint / "tokenizer.json").is_file():
-        content = json.loads((checkpoint / "tokenizer.json").read_bytes())
-        contents["tokenizer.json"] = content | {"padding": None, "truncation": None}
+    if TOKENIZER in contents:
+        content = json.loads((checkpoint / TOKENIZER).read_bytes())
+        contents[TOKENIZER] = content | {"padding": None, "truncation": None}
     return contents

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ..errors import CheckpointError, named
 from .files import check_links, write_text
 
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 PACKAGE = Path(__file__).parents[1]
 OF_TOKENIZERS = sorted(file.name for file in PACKAGE.glob("tokenization_*.py"))
 OF_MODELS = sorted({file.name for file in PACKAGE.glob("*_vanilla_transformer.py")}.difference(OF_TOKENIZERS))
@@ -51,12 +52,7 @@ def other_code(folder: Path) -> OtherCode:
 
 
 def renew_code(folder: Path) -> list[str]:
-    """Replaces version 0.3.0's code in a model's folder by this version's; returns the names of the files.
-
-    Raises:
-        CheckpointError: A file was edited, or is another version's.
-        LinkError: A file is a link that leads out of the folder.
-    """
+    """Replaces version 0.3.0's code in a model's folder by this version's; returns the names of the files."""
     old, edited = other_code(folder)
     if edited:
         raise CheckpointError(
@@ -74,9 +70,18 @@ def differs(own: Path, name: str) -> bool:
     """Tells whether a file has other code than the package's file of this name."""
     try:
         texts = [path.read_text(encoding="utf-8") for path in (own, PACKAGE / name)]
-        return texts[0] != texts[1] and ast.dump(ast.parse(texts[0])) != ast.dump(ast.parse(texts[1]))
+        return texts[0] != texts[1] and _code(texts[0]) != _code(texts[1])
     except (SyntaxError, ValueError):  # UnicodeDecodeError among them
         return True
+
+
+def _code(text: str) -> str:
+    """Returns what runs of a file: without comments, layout and docstrings."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return ast.dump(tree)
 
 
 def _digest(file: Path) -> str:

@@ -14,24 +14,22 @@ from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import logging
 
 from ..errors import CheckpointError, first_line
-from .kinds import CONFIG
-from .loading import read_json, tensors_in
+from .headers import read_json, tensors_in
+from .kinds import CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_SETTINGS
 
 logger = logging.get_logger(__name__)
 
 TRAINER_STATE = "trainer_state.json"
 RECIPE = "recipe.json"  # options of a run that can't change, and the fingerprint of its data
 OPTIMIZER = "optimizer.pt"
+OPTIMIZER_OF_FSDP = "optimizer.bin"
 SCHEDULER = "scheduler.pt"
 SCALER = "scaler.pt"
 RANDOM_STATES = "rng_state*.pth"
 SAFETENSORS = "model*.safetensors"  # in one file or sharded
 # Files of torch.save that resuming reads; nothing reads training_args.bin again.
-SAVED_BY_TORCH = (OPTIMIZER, SCHEDULER, SCALER, RANDOM_STATES)
-# Files that a model may lack; config.json is needed.
-OPTIONAL_JSON = (
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-)  # fmt: skip
+SAVED_BY_TORCH = (OPTIMIZER, OPTIMIZER_OF_FSDP, SCHEDULER, SCALER, RANDOM_STATES)
+OPTIONAL_JSON = (GENERATION_CONFIG, TOKENIZER, *TOKENIZER_SETTINGS)  # a model may lack them, but not config.json
 
 
 def checkpoints_in(run: Path) -> list[Path]:
@@ -49,16 +47,12 @@ def step_of(checkpoint: Path) -> int | None:
 
 
 def last_complete_checkpoint(run: Path, *, to_resume: bool = True) -> Path | None:
-    """Returns the newest complete checkpoint of a run, or None; arguments as for `complete_checkpoints`."""
+    """Returns the newest complete checkpoint of a run, or None."""
     return next(complete_checkpoints(run, to_resume=to_resume), None)
 
 
 def last_complete_checkpoints(run: Path, number: int, *, to_resume: bool = True) -> list[Path]:
-    """Returns the last `number` complete checkpoints of a run, oldest first; others as for `complete_checkpoints`.
-
-    Raises:
-        CheckpointError: There are fewer.
-    """
+    """Returns the last `number` complete checkpoints of a run, oldest first; raises `CheckpointError` for fewer."""
     newest = list(islice(complete_checkpoints(run, to_resume=to_resume), number))
     if not newest:
         raise CheckpointError(f"{run} has no complete checkpoint; give a training's folder, with checkpoint-N in it")
@@ -70,12 +64,7 @@ def last_complete_checkpoints(run: Path, number: int, *, to_resume: bool = True)
 
 
 def complete_checkpoints(run: Path, *, to_resume: bool = True) -> Iterator[Path]:
-    """Yields a run's complete checkpoints, the newest first, and logs a warning for each damaged one.
-
-    Args:
-        run: The folder that contains `checkpoint-N`, the Trainer's `output_dir`; it need not exist.
-        to_resume: As for `damage_of`.
-    """
+    """Yields a run's complete checkpoints, the newest first, and logs a warning for each damaged one."""
     for checkpoint in reversed(checkpoints_in(run)):
         damage = damage_of(checkpoint, to_resume=to_resume)
         if damage is None:
@@ -127,7 +116,7 @@ def _check_state(checkpoint: Path) -> None:
 def _check_training(checkpoint: Path) -> None:
     for file in (file for pattern in SAVED_BY_TORCH for file in sorted(checkpoint.glob(pattern))):
         _check_loading(file)
-    if not (checkpoint / OPTIMIZER).exists():
+    if not any((checkpoint / name).exists() for name in (OPTIMIZER, OPTIMIZER_OF_FSDP)):
         raise CheckpointError(f"{OPTIMIZER} is missing (save_only_model leaves it out), so training can't resume")
     if not (checkpoint / SCHEDULER).exists():
         raise CheckpointError(f"{SCHEDULER} is missing, so training can't resume from it")

@@ -81,11 +81,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    r"""Writes a UTF-8 text file with "\n" as line ends, all of it or nothing.
-
-    Raises:
-        OSError: There is no such folder, it can't be written, or the disk is full.
-    """
+    r"""Writes a UTF-8 text file with "\n" as line ends, all of it or nothing."""
     try:
         with replacing(path) as file:
             file.write_text(text, encoding="utf-8", newline="\n")
@@ -94,11 +90,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def check_new_folder(output: Path) -> None:
-    """Checks, before any work is done, that `new_folder` can make a folder.
-
-    Raises:
-        OSError: There is something at `output`, or no folder to put it in.
-    """
+    """Raises `OSError`, before any work is done, if `new_folder` couldn't make a folder."""
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise FileExistsError(f"{output} exists; choose another output")
     if output.is_mount():

@@ -1,4 +1,4 @@
-"""What kind of thing a model's name stands for, by its files: nothing is loaded or fetched."""
+"""The files that a checkpoint may have, and what they say that a folder is: nothing is loaded or fetched."""
 
 import json
 from enum import StrEnum
@@ -9,8 +9,18 @@ from ..errors import CheckpointError
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 ADAPTER_CONFIG = "adapter_config.json"
-TOKENIZER = "tokenizer.json"
 CT2_WEIGHTS, ONNX_ENCODER = "model.bin", "encoder_model.onnx"
+TOKENIZER, TOKENIZER_CONFIG, SOURCE_SPM = "tokenizer.json", "tokenizer_config.json", "source.spm"
+TOKENIZER_SETTINGS = (TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
+# Of tokenizers, this package's and others; "segmentation.json" is of converted models.
+# In full, as a pattern like "vocab*" would publish a user's own files, and remove them from a repository.
+VOCABULARY_FILES = (
+    *(TOKENIZER, "target_tokenizer.json", "segmentation.json", "vocab.json", "vocab.txt", "target_vocab.json"),
+    *("merges.txt", SOURCE_SPM, "target.spm", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
+)
+# What `from_pretrained` reads beside weights and code.
+SETTINGS_FILES = (CONFIG, GENERATION_CONFIG, *TOKENIZER_SETTINGS, *VOCABULARY_FILES)
+REPORT_FILES = ("README.md", "model_card.json", "scores.json", "*.translations.txt")  # of a run
 
 
 class Kind(StrEnum):
@@ -54,15 +64,7 @@ def kind_of(name: str | Path) -> Kind:
 
 
 def check_kind(name: str | Path, *also: Kind) -> None:
-    """Checks that a name is a model's of transformers, or may be one on the Hub.
-
-    Args:
-        name: The name.
-        *also: Other kinds that are good.
-
-    Raises:
-        CheckpointError: It is something else; the message says what, and what to give.
-    """
+    """Raises `CheckpointError` for a folder that is no model of transformers, and of none of the kinds in `also`."""
     kind = kind_of(name)
     if kind not in also and (problem := PROBLEMS.get(kind)) is not None:
         raise CheckpointError(f"{name} {problem}{', '.join(_checkpoints(Path(name))) if kind is Kind.RUN else ''}")
@@ -79,4 +81,4 @@ def _is_opus_mt(folder: Path) -> bool:
         kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, RecursionError, AttributeError):  # loading it says what is wrong
         return False
-    return kind == "marian" and ((folder / "source.spm").is_file() or not (folder / TOKENIZER).is_file())
+    return kind == "marian" and ((folder / SOURCE_SPM).is_file() or not (folder / TOKENIZER).is_file())

@@ -1,4 +1,4 @@
-"""Loading checkpoints: the headers of their files, and checks of weights and tokenizer."""
+"""Loading checkpoints, and checks of weights and tokenizer."""
 
 import hashlib
 import json
@@ -11,7 +11,6 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -26,17 +25,11 @@ from transformers.utils import cached_file
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import CheckpointError, first_line, named
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
+from .headers import read_json
 from .kinds import CONFIG, GENERATION_CONFIG
+from .kinds import VOCABULARY_FILES as VOCABULARY_FILES
 
 MODEL_TYPE = VanillaTransformerConfig.model_type
-WEIGHTS = "model.safetensors"
-WEIGHTS_INDEX = "model.safetensors.index.json"
-# Of tokenizers, this package's and others; "segmentation.json" is of converted models.
-# In full, as a pattern like "vocab*" would publish a user's own files, and remove them from a repository.
-VOCABULARY_FILES = (
-    *("tokenizer.json", "target_tokenizer.json", "segmentation.json", "vocab.json", "vocab.txt", "target_vocab.json"),
-    *("merges.txt", "source.spm", "target.spm", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
-)
 # Embeddings are often padded to a multiple of 64 or 128 rows, or by a few languages' tags.
 UNUSED_ROWS, UNUSED_SHARE = 128, 0.01
 
@@ -48,9 +41,6 @@ class Where(TypedDict, total=False):
     local_files_only: bool
     revision: str | None
     token: str | bool | None
-
-
-Entry = tuple[str, list[int]]  # what a header of safetensors says of a tensor: its type ("F32", "BF16" ...), its shape
 
 
 def load_checkpoint(
@@ -299,53 +289,3 @@ def _own_pieces(tokenizer: Any) -> list[object]:
     words = backend.pre_tokenizer.pre_tokenize_str(text)
     ids = [token.id for word, _ in words for token in backend.model.tokenize(word)]
     return [vocabulary, [*ids, tokenizer.eos_token_id]]
-
-
-def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, Entry]]:
-    """Returns the tensors of a saved model in safetensors, one file or sharded, without reading their values.
-
-    Returns:
-        Tensor's name -> its file, and its type and shape.
-
-    Raises:
-        CheckpointError: Files are missing or cut short, or the index doesn't match them; the message names the file.
-    """
-    if (checkpoint / WEIGHTS).exists() or not (checkpoint / WEIGHTS_INDEX).exists():
-        return {name: (checkpoint / WEIGHTS, entry) for name, entry in _header(checkpoint / WEIGHTS).items()}
-    index = checkpoint / WEIGHTS_INDEX
-    shard_of = read_json(index).get("weight_map")
-    if not isinstance(shard_of, dict):
-        raise CheckpointError(f"{index} has no weight_map")
-    for shard in shard_of.values():
-        if not isinstance(shard, str) or Path(shard).name != shard:
-            raise CheckpointError(f"{index} names {shard!r}, not a file beside it")
-    headers = {shard: _header(checkpoint / shard) for shard in sorted(set(shard_of.values()))}
-    for name, shard in shard_of.items():
-        if name not in headers[shard]:
-            raise CheckpointError(f"{checkpoint / shard} has no {name}, as {WEIGHTS_INDEX} says")
-    return {name: (checkpoint / shard, headers[shard][name]) for name, shard in shard_of.items()}
-
-
-def _header(file: Path) -> dict[str, Entry]:
-    """Tensor's name -> dtype and shape, from the header of a safetensors file."""
-    if not file.is_file():
-        raise CheckpointError(f"{file} is missing")
-    try:
-        with safe_open(file, framework="pt") as weights:
-            slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
-            return {name: (one.get_dtype(), one.get_shape()) for name, one in slices.items()}
-    except SafetensorError as error:
-        raise CheckpointError(f"{file} is cut short, or not in safetensors' format ({error})") from error
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Returns a JSON file's object; raises `CheckpointError` if it can't be read."""
-    if not file.is_file():
-        raise CheckpointError(f"{file} is missing")
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # JSON's and Unicode's errors, and too many brackets
-        raise CheckpointError(f"{file} is cut short or not JSON ({error})") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{file} is not a JSON object")
-    return values

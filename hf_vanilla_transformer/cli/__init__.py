@@ -19,8 +19,9 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import did_you_mean, first_line, is_out_of_memory, printable
-from . import average, card, convert, demo, evaluate, explain, export, info, plot, push, score, serve, train, translate
+from . import average, card, convert, evaluate, explain, export, info, plot, push, score, serve, train, translate
 from .arguments import add_debug
+from .models import missing
 from .output import PROGRAM, UsageError
 
 EXIT_FAILURE = 1
@@ -31,11 +32,7 @@ OPTION = re.compile(r"^--\w[\w-]*(?==|$)")  # its name; a sentence may also begi
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code.
-
-    Args:
-        argv: The arguments after the program's name, those of this process by default.
-    """
+    """Runs the command line, by default with this process's arguments, and returns its exit code."""
     debug = False
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed; a file that is opened next would have its number
@@ -66,6 +63,8 @@ def _outcome(error: BaseException) -> tuple[int, str]:
     is_own = type(error).__module__.startswith("hf_vanilla_transformer")  # its message names the fix
     if isinstance(error, UsageError) or (is_own and isinstance(error, ValueError)):
         return EXIT_WRONG_USE, f"{PROGRAM}: error: {first_line(error)}\n"
+    if isinstance(error, ModuleNotFoundError):
+        return EXIT_WRONG_USE, f"{PROGRAM}: error: {missing(error)}\n"
     if is_out_of_memory(error):
         problem = "the memory is exhausted; close other programs, or give smaller batches"
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -172,7 +171,6 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "score": score.add_arguments,
     "plot": plot.add_arguments,
     "explain": explain.add_arguments,
-    "demo": demo.add_arguments,
     "serve": serve.add_arguments,
     "convert": convert.add_arguments,
     "export": export.add_arguments,

@@ -8,16 +8,11 @@ LANGUAGES = ("src_lang", "tgt_lang", "source_prefix")
 
 
 # ---- Types ----
-def natural(text: str, least: int = 0) -> int:
-    """Parses an integer of at least 0, or of at least another number; a type for argparse."""
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {least}")
-    return int(text)
-
-
 def positive(text: str) -> int:
     """Parses an integer of at least 1; a type for argparse."""
-    return natural(text, least=1)
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
+    return int(text)
 
 
 def port_number(text: str) -> int:
@@ -113,6 +108,12 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["error", "keep", "ignore"],
         help="symbols that the model doesn't know: keep (default): it reads its unknown token, and a warning names "
         "them; ignore: they are left out; error",
+    )
+    parser.add_argument(
+        "--unknown-target",
+        choices=["mark", "drop", "avoid"],
+        help="unknown tokens that the model writes: mark (default): they are shown, as <unk> for instance; drop: they "
+        "are left out; avoid: the model never chooses them",
     )
     parser.add_argument(
         "--batch-tokens",

@@ -1,9 +1,9 @@
 """`vanilla-transformer card`."""
 
 import argparse
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .output import UsageError, show
 
@@ -24,26 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the model's name on the Hub, for the card's code (default: the name in the existing card, or the folder)",
     )
     parser.add_argument("--title", metavar="TEXT", help="the card's title (default: the name)")
-    parser.add_argument("--source-lang", metavar="CODE", help="code of the language it translates from, such as en")
-    parser.add_argument("--target-lang", metavar="CODE", help="code of the language it translates to, such as de")
-    parser.add_argument(
-        "--language",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="CODE",
-        help="its languages, if it has more than two or no direction",
-    )
+    for side, what in (("source", "from, such as en"), ("target", "to, such as de")):
+        text = f"code of the language it translates {what}"
+        parser.add_argument(f"--{side}-lang", dest=f"{side}_language", metavar="CODE", help=text)
+    several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
+    languages = "its languages, if it has more than two or no direction"
+    parser.add_argument("--language", dest="languages", **several, metavar="CODE", help=languages)
     parser.add_argument("--license", metavar="ID", help="licence of the weights, such as apache-2.0")
-    parser.add_argument(
-        "--dataset",
-        "--dataset-name",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME",
-        help="data sets on the Hub that it was trained on",
-    )
+    data = "data sets on the Hub that it was trained on"
+    parser.add_argument("--dataset", "--dataset-name", dest="datasets", **several, metavar="NAME", help=data)
     parser.add_argument("--limits", metavar="TEXT", help="what the model can't do, a sentence or two")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing card")
     parser.set_defaults(run=_card)
@@ -57,7 +46,7 @@ def _card(arguments: argparse.Namespace) -> None:
 
     from ..checkpoints.code import other_code
     from ..hub.card_file import CARD
-    from ..hub.facts import is_repository, read_facts
+    from ..hub.facts import is_repository, local_name, read_facts
     from ..hub.model_card import save_card
 
     if arguments.name is not None and not is_repository(arguments.name):
@@ -65,6 +54,8 @@ def _card(arguments: argparse.Namespace) -> None:
     if (folder / CARD).exists() and not arguments.overwrite:
         raise UsageError(f"{folder / CARD} exists; give --overwrite to replace it")
     facts, note = read_facts(folder)
+    if not is_repository(facts.name):
+        facts = replace(facts, name=local_name(folder))
     facts = _completed(facts, arguments)
     save_card(folder, facts)
     show(f"wrote {folder / CARD}")
@@ -74,27 +65,19 @@ def _card(arguments: argparse.Namespace) -> None:
 
 def _completed(facts: "RunFacts", arguments: argparse.Namespace) -> "RunFacts":
     """Replaces facts by the user's options."""
-    given = {
-        "name": arguments.name,
-        "title": arguments.title,
-        "source_language": arguments.source_lang,
-        "target_language": arguments.target_lang,
-        "license": arguments.license,
-        "datasets": arguments.dataset,
-        "limits": arguments.limits,
-    }
-    facts = replace(facts, **{name: value for name, value in given.items() if value})
-    if arguments.language or arguments.source_lang or arguments.target_lang:  # all of them are replaced
-        facts = replace(facts, languages=arguments.language)
-    if arguments.language and not (arguments.source_lang or arguments.target_lang):
-        facts = replace(facts, source_language=None, target_language=None)
-    return facts
+    given = {one.name: getattr(arguments, one.name) for one in fields(facts) if getattr(arguments, one.name, None)}
+    directed = {"source_language": None, "target_language": None}
+    if "languages" in given and not given.keys() & directed.keys():
+        given |= directed
+    elif given.keys() & directed.keys():  # all languages are replaced
+        given.setdefault("languages", [])
+    return replace(facts, **given)
 
 
 def _missing(facts: "RunFacts") -> list[str]:
     """Lists the facts that only the user can know and that the card lacks."""
     options = {
-        "languages (--source-lang, --target-lang)": (facts.source_language, facts.languages),
-        "licence (--license)": (facts.license,),
+        "languages (--source-lang, --target-lang)": facts.source_language or facts.target_language or facts.languages,
+        "licence (--license)": facts.license,
     }
-    return [f"the card names no {what}" for what, values in options.items() if not any(values)]
+    return [f"the card names no {what}" for what, value in options.items() if not value]

@@ -4,18 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ..interop import SYSTEMS
 from .models import loading, set_up_transformers
 from .output import UsageError, check_output_folder, show
-
-SYSTEMS = {
-    "marian": "Marian as in transformers, such as Helsinki-NLP/opus-mt-en-de",
-    "marian-npz": "Marian's own model.npz, with --vocab",
-    "fairseq": "fairseq's transformer, a checkpoint or its folder",
-    "opennmt": "OpenNMT-py 3, a .pt file",
-    "eole": "Eole, a folder with config.json and vocab.json",
-    "joeynmt": "JoeyNMT, a folder with config.yaml and best.ckpt",
-    "mapping": "a state dict of any encoder-decoder in PyTorch, by --mapping",
-}
 
 
 class _ListMappings(argparse.Action):
@@ -30,7 +21,7 @@ class _ListMappings(argparse.Action):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Convert a model of another system into one of this package."""
-    known = "; ".join(f"{name}: {what}" for name, what in SYSTEMS.items())
+    known = "; ".join(f"{name}: {what}" for name, (_, what) in SYSTEMS.items())
     parser.epilog = (
         f"Systems: {known}. The result computes the same logits; notes say where translations may differ. Then: "
         "vanilla-transformer translate --model DIR"

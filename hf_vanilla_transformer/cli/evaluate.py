@@ -1,13 +1,13 @@
 """`vanilla-transformer evaluate`."""
 
 import argparse
-import itertools
 import json
 import math
 import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from ..checkpoints.files import write_text
 from ..errors import first_line
 from .arguments import LANGUAGES, add_decoding_arguments, add_language_arguments, positive
 from .lines import read_parallel
-from .models import check_model_name, decoding_errors, decoding_options, load_ensemble
+from .models import check_model_name, decoding_errors, decoding_options, import_extra, load_ensemble
 from .output import UsageError, check_output, say_written, show, table, warn, warn_of_line
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ..translation.translator import Translator
 
 PACKAGES = ("torch", "transformers", "sacrebleu")
-LABELS = {"num_beams": "beam", "length_penalty": "alpha"}  # of rows that differ by the search
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,10 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_file_arguments(parser)
     add_language_arguments(parser)
     add_decoding_arguments(parser)
-    parser._option_string_actions["--greedy"].const = [1]
-    for option in map(parser._option_string_actions.get, ("--length-penalty", "--num-beams")):
-        assert option is not None
-        option.nargs, option.help = "+", f"{option.help}; of several, each has a row"  # the model is loaded once
     parser.set_defaults(run=_evaluate)
 
 
@@ -124,7 +119,7 @@ def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class _Row:
-    """One model or one ensemble, with one search."""
+    """One model or one ensemble."""
 
     name: str
     models: list[str]
@@ -161,7 +156,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         translator = load_ensemble(group, arguments)
         loading = time.perf_counter() - begun
         measures = measures or _measures(arguments, translator, sources, references)
-        rows += _rows(arguments, group, translator, sources, references, measures, loading)
+        rows.append(_row(arguments, group, translator, sources, references, measures, loading))
         del translator  # before the next one is loaded
     if arguments.significance and measures:
         _compare(rows, measures, sources, references)
@@ -175,24 +170,18 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 def _check_models(arguments: argparse.Namespace) -> None:
     if arguments.ensemble and len(arguments.model) < 2:
         raise UsageError("--ensemble needs two models or more; give --model A B")
-    rows = (1 if arguments.ensemble else len(arguments.model)) * len(_searches(arguments))
-    if rows > 1 and arguments.output:
-        raise UsageError(
-            "--output is for one model's translations; give a single --model, or --ensemble, and at most one "
-            "--length-penalty and --num-beams"
-        )
+    is_one = arguments.ensemble or len(arguments.model) == 1
+    if arguments.output and not is_one:
+        raise UsageError("--output is for one model's translations; give a single --model, or --ensemble")
     if arguments.n_best and arguments.ensemble:
         raise UsageError("--n-best is for one model; leave --ensemble out")
-    if arguments.significance and rows == 1:
-        raise UsageError(
-            "--significance compares rows; give --model A B or two values of --length-penalty or --num-beams"
-        )
+    if arguments.significance and is_one:
+        raise UsageError("--significance compares models; give --model A B")
 
 
 def _read(arguments: argparse.Namespace) -> tuple[list[str], list[list[str]]]:
     """Returns the sources, and the references of each: one, or several by files."""
     from ..data.formats import check_file, is_table
-    from ..data.tables import read_table
 
     if not arguments.reference:
         if not is_table(arguments.source):
@@ -200,19 +189,13 @@ def _read(arguments: argparse.Namespace) -> tuple[list[str], list[list[str]]]:
         check_file(Path(arguments.source))
         sides = (arguments.source_column or "source", arguments.target_column or "target")
         columns = (*sides, *(arguments.feature_columns or ()))
-        pairs = list(read_table(arguments.source, columns))
+        pairs = list(import_extra("data.tables").read_table(arguments.source, columns))
         return [pair["source"] for pair in pairs], [[pair["target"]] for pair in pairs]
     if is_table(arguments.source) or arguments.source_column or arguments.target_column or arguments.feature_columns:
         raise UsageError("--reference and columns are two ways to give references; give text files, or one table")
     read = [read_parallel(arguments.source, name) for name in arguments.reference]
     rows = zip(*(references for _, references in read), strict=True)
     return read[0][0], [[first, *filter(None, others)] for first, *others in rows]
-
-
-def _searches(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Returns the options by which the rows of one model differ."""
-    values = ([None] if (given := getattr(arguments, option)) is None else given for option in LABELS)
-    return [dict(zip(LABELS, one, strict=True)) for one in itertools.product(*values)]
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
@@ -239,10 +222,11 @@ def _measures(
 ) -> "Measures":
     """Chooses what is still open by the first model's tokenizer, and warns of BLEU that can only be 0."""
     from ..metrics import check_resampling, measure, why_unmeasurable
-    from ..translation.evaluation import Measures
 
     names = dict.fromkeys(arguments.metrics)
     with decoding_errors():
+        from ..translation.evaluation import Measures  # an exported model may be where it can't be imported
+
         measures = Measures.of(translator.tokenizer, names, tokenize=arguments.tokenize, lowercase=arguments.lowercase)
         _, kept = measures.lines(sources, references)
         if arguments.significance:
@@ -266,7 +250,7 @@ def _compare(rows: list[_Row], measures: "Measures", sources: list[str], referen
 
 
 # ---- Models ----
-def _rows(
+def _row(
     arguments: argparse.Namespace,
     names: list[str],
     translator: "Translator",
@@ -274,42 +258,32 @@ def _rows(
     references: list[list[str]],
     measures: "Measures",
     loading: float,
-) -> list[_Row]:
-    """Evaluates a model or an ensemble by each search; its perplexity is computed once."""
+) -> _Row:
     from ..translation.decoding import source_limit
     from ..translation.evaluation import evaluate
 
     model = translator.decodes_with
-    searches = _searches(arguments)
-    options = [decoding_options(argparse.Namespace(**vars(arguments) | one), model) for one in searches]
     limit = source_limit(model, arguments.max_source_tokens, translator.tokenizer)
-    languages = {name: getattr(arguments, name) for name in LANGUAGES}
+    names_of_call = ("unknown_target", *LANGUAGES)
+    options = {name: getattr(arguments, name) for name in names_of_call} | decoding_options(arguments, model)
     limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
-    rows: list[_Row] = []
     with decoding_errors():
-        settings = [{**_settings(translator, languages | one), **limits, "max_source_tokens": limit} for one in options]
-        for search, one, setting in zip(searches, options, settings, strict=True):
-            result = evaluate(
-                translator,
-                sources,
-                references,
-                metrics=measures,
-                perplexity=not rows,
-                n_best=arguments.n_best,
-                on_omission=lambda index: _warn(index, limit, "it is left out of the perplexity"),
-                on_division=lambda index, count: _warn(index, limit, f"it is translated in {count} pieces"),
-                max_source_tokens=arguments.max_source_tokens,
-                unknown=arguments.unknown,
-                **languages,
-                **limits,
-                **one,
-            )
-            several = (option for option in LABELS if len(getattr(arguments, option) or ()) > 1)
-            name = ", ".join([" + ".join(names), *(f"{LABELS[option]} {search[option]:g}" for option in several)])
-            seconds = {"loading": loading, **(rows[0].seconds if rows else {}), **result.seconds}
-            likelihood = rows[0].likelihood if result.likelihood is None else result.likelihood
-            rows.append(_Row(name, names, result, seconds, likelihood, setting))
-    return rows
+        setting = {**_settings(translator, options), **limits, "max_source_tokens": limit}
+        result = evaluate(
+            translator,
+            sources,
+            references,
+            metrics=measures,
+            n_best=arguments.n_best,
+            on_omission=lambda index: _warn(index, limit, "it is left out of the perplexity"),
+            on_division=lambda index, count: _warn(index, limit, f"it is translated in {count} pieces"),
+            max_source_tokens=arguments.max_source_tokens,
+            unknown=arguments.unknown,
+            **limits,
+            **options,
+        )
+    assert result.likelihood is not None  # as perplexity is asked for
+    return _Row(" + ".join(names), names, result, {"loading": loading, **result.seconds}, result.likelihood, setting)
 
 
 def _warn(index: int, limit: int, consequence: str) -> None:
@@ -318,10 +292,11 @@ def _warn(index: int, limit: int, consequence: str) -> None:
 
 def _settings(translator: "Translator", options: dict[str, Any]) -> dict[str, Any]:
     """Returns how a row decodes, and by what."""
-    backend = translator.decodes_with
+    backend, plan = translator.decodes_with, translator.plan(**options)
     attached = getattr(vars(getattr(backend, "model", backend)).get("engine"), "compute_type", None)
     return {
-        **translator.plan(**options).settings(),
+        "search": str(plan),
+        **plan.settings(),
         "backend": backend.name,
         "compute_type": str(backend.dtype) if backend.name == "ctranslate2" else attached,
         "device": str(backend.device),
@@ -332,8 +307,10 @@ def _settings(translator: "Translator", options: dict[str, Any]) -> dict[str, An
 # ---- Output ----
 def _report(rows: Sequence[_Row]) -> str:
     """Formats the results: a table, the signatures, and BLEU's details."""
+    from ..metrics import title
+
     scores = rows[0].result.scores.items()
-    titles = {name: name if name.startswith("bleu_") else score.name for name, score in scores}
+    titles = {name: title(name, score.name) for name, score in scores}
     lines = [["model", *titles.values(), "perplexity", "sentences/s", "tokens/s", "loading"]]
     signatures = [f"{titles[name]}: {score.signature}" for name, score in scores]
     details = []
@@ -345,6 +322,7 @@ def _report(rows: Sequence[_Row]) -> str:
             left_out = f"without {row.likelihood.num_left_out} pairs that are too long"
             signatures.append(f"perplexity of {row.name}: {left_out}")
         of = f" of {row.name}" if len(rows) > 1 else ""
+        signatures.append(f"decoding{of}: {row.decoding['search']}")
         own = row.result.scores.items()
         details += [f"{titles[name]}{of}: {score.details}" for name, score in own if score.details]
     details += [
@@ -367,13 +345,14 @@ def _record(arguments: argparse.Namespace, rows: list[_Row]) -> dict[str, Any]:
     from importlib.metadata import version  # it takes ten milliseconds, of every command
 
     versions = {"python": platform.python_version(), "hf_vanilla_transformer": __version__}
+    installed = filter(find_spec, PACKAGES)  # an exported model needs few
     return {
         "source": arguments.source,
         "reference": arguments.reference[0] if len(arguments.reference) == 1 else arguments.reference,
         "num_sentences": rows[0].result.num_sentences,
         "ensemble": arguments.ensemble,
         "results": [_row_record(row) for row in rows],
-        "versions": versions | {name: version(name) for name in PACKAGES},
+        "versions": versions | {name: version(name) for name in installed},
     }
 
 

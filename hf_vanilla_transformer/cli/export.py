@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import first_line, install
+from ..interop import FORMATS
 from ..interop.export import export, writer_of
 from .arguments import add_trust
 from .models import check_model_name, loading, set_up_transformers
@@ -16,19 +17,14 @@ if TYPE_CHECKING:
 
     from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
-FORMATS = {
-    "ctranslate2": "CTranslate2's engine",
-    "onnx": "ONNX graphs for onnxruntime",
-    "stock": "a class of transformers' own, which opens without this package",
-    "torch": "a state dict of torch.nn.Transformer",
-}
 # CTranslate2's.
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Export a model to another system's format."""
-    known = "; ".join(f"{name}: {what}" for name, what in FORMATS.items())
+    formats = {name: what for name, what in FORMATS.items() if name != "transformers_js"}  # which --onnx asks for
+    known = "; ".join(f"{name}: {what}" for name, what in formats.items())
     parser.epilog = f"Formats: {known}. ctranslate2, onnx and --onnx need more packages: {install('export')}."
     parser.add_argument(
         "--model",
@@ -36,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a saved model's folder, or its name on the Hub; of this package, or a Marian model",
     )
-    parser.add_argument("--to", required=True, choices=list(FORMATS), help="the format")
+    parser.add_argument("--to", required=True, choices=list(formats), help="the format")
     parser.add_argument(
         "--output", required=True, metavar="DIR", help="folder to write; it must not exist, or be empty"
     )

@@ -1,14 +1,11 @@
 """The lines that commands read: in windows, of arguments, files, terminals and pipes; or of two files, as pairs."""
 
-import io
-import os
 import select
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from .output import UsageError
 
@@ -23,25 +20,15 @@ GRACE = 0.05
 
 @dataclass
 class Lines:
-    """The lines that a command translates.
+    """The lines that a command translates."""
 
-    Attributes:
-        windows: Lines without their ends, some thousands at a time.
-        total: Their number, if it is known.
-        unit: "line" or "sentence", for messages.
-    """
-
-    windows: Iterator[list[str]]
-    total: int | None
-    unit: str = "line"
+    windows: Iterator[list[str]]  # without their ends, some thousands at a time
+    total: int | None  # if it is known
+    unit: str = "line"  # or "sentence", for messages
 
 
 def of_arguments(sentences: list[str]) -> Lines:
-    """Returns the sentences of the command line.
-
-    Raises:
-        UsageError: One of them is not UTF-8.
-    """
+    """Returns the sentences of the command line; raises `UsageError` for one that is not UTF-8."""
     for number, sentence in enumerate(sentences, start=1):
         try:
             sentence.encode()
@@ -51,34 +38,24 @@ def of_arguments(sentences: list[str]) -> Lines:
 
 
 def of_file(name: str) -> Lines:
-    """Returns the lines of a file, compressed or not, all of which are checked first, or of a named pipe.
-
-    Raises:
-        CorpusError: It can't be read, is empty or damaged, or a line is not UTF-8; the message names file and line.
-    """
+    """Returns the lines of a file, compressed or not, all of which are checked first, or of a named pipe."""
     from ..data import formats
 
     path = Path(name)
     if path.exists() and not path.is_dir() and not path.is_file():
         return Lines(_of_stream(path.open("rb", buffering=0), name), None)
     formats.check_file(path)
-    total = sum(1 for _ in formats.read_lines(path))
-    return Lines(_windows(formats.read_lines(path)), total)
+    return Lines(_windows(formats.read_lines(path)), sum(1 for _ in formats.read_lines(path)))
 
 
 def of_standard_input(stream: Any) -> Lines:
-    """Returns the lines of standard input; a file's are checked first.
-
-    Raises:
-        UsageError: It is closed.
-        CorpusError: A line of a file is not UTF-8.
-    """
+    """Returns the lines of standard input; a file's are checked first. Errors are `UsageError` and `CorpusError`."""
     from ..data.formats import bounded_lines, decode_lines
 
     if stream is None or stream.closed or not hasattr(stream, "buffer"):
         raise UsageError("standard input is closed; give sentences as arguments, or a file by --input FILE")
     file, name = stream.buffer, "standard input"
-    if not _is_file(file):
+    if not file.seekable():
         return Lines(_of_stream(file.raw, name), None)
     start = file.tell()
     total = sum(1 for _ in decode_lines(bounded_lines(file, name), name))
@@ -86,17 +63,8 @@ def of_standard_input(stream: Any) -> Lines:
     return Lines(_windows(decode_lines(bounded_lines(file, name), name)), total)
 
 
-def _is_file(file: IO[bytes]) -> bool:
-    try:
-        return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-    except io.UnsupportedOperation:  # held in memory
-        return True
-
-
 def _windows(lines: Iterable[str], pauses: Callable[[], bool] = lambda: False) -> Iterator[list[str]]:
     """Yields lines in windows; one ends early if `pauses` tells that the next line has not arrived yet."""
-    from ..data.formats import CorpusError
-
     window: list[str] = []
     size = 0
     try:
@@ -106,7 +74,7 @@ def _windows(lines: Iterable[str], pauses: Callable[[], bool] = lambda: False) -
             if len(window) >= LINES_PER_WINDOW or size >= CHARACTERS_PER_WINDOW or pauses():
                 yield window
                 window, size = [], 0
-    except (CorpusError, OSError):
+    except (ValueError, OSError):  # CorpusError: what came before it is translated
         if window:
             yield window
         raise
@@ -115,10 +83,7 @@ def _windows(lines: Iterable[str], pauses: Callable[[], bool] = lambda: False) -
 
 
 def _of_stream(file: Any, name: str) -> Iterator[list[str]]:
-    """Yields windows of the lines that have arrived: at least one line, and those that follow within `GRACE`.
-
-    The file is opened in binary mode without a buffer, so that a read returns the available bytes.
-    """
+    """Yields windows of the lines of an unbuffered file that have arrived, and those that follow within `GRACE`."""
     from ..data.formats import bounded_lines, decode_lines
 
     stream = _Stream(file)
@@ -145,23 +110,17 @@ class _Stream:
         return line
 
     def pauses(self) -> bool:
-        return b"\n" not in self.buffer and not self.ended and not _has_more(self.file)
-
-
-def _has_more(file: Any) -> bool:
-    """Whether more arrives within `GRACE`. False where the system can't tell: Windows, for a pipe."""
-    try:
-        return bool(select.select([file], [], [], GRACE)[0])
-    except (OSError, ValueError):
-        return False
+        """Whether no other line arrives within `GRACE`, as far as the system can tell: for a pipe, Windows can't."""
+        if b"\n" in self.buffer or self.ended:
+            return False
+        try:
+            return not select.select([self.file], [], [], GRACE)[0]
+        except (OSError, ValueError):
+            return True
 
 
 def read_parallel(source: str, reference: str) -> tuple[list[str], list[str]]:
-    """Reads two UTF-8 text files with corresponding lines, compressed or not.
-
-    Raises:
-        CorpusError: One is missing, empty, damaged or not UTF-8, or has fewer lines.
-    """
+    """Reads two text files with corresponding lines, compressed or not; raises `CorpusError` and `UsageError`."""
     from ..data import formats
 
     for name in (source, reference):

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from ..data.formats import CorpusError
-    from ..translation.files import FileJob
+    from ..documents.files import FileJob
     from ..translation.translator import Translator
 
     Outcomes = Iterator[tuple[FileJob, CorpusError | None]]
 
-# Options that the translator takes as they are.
-OPTIONS = ("batch_size", "batch_tokens", "max_source_tokens", "split_sentences", "unknown", *LANGUAGES)
-# Those that translations depend on.
+# Options that change translations, and the others that the translator takes as they are.
+OF_CALLS = ("max_source_tokens", "split_sentences", "unknown", "unknown_target", *LANGUAGES)
+OPTIONS = ("batch_size", "batch_tokens", *OF_CALLS)
 RECORDED = (
-    *("column", "format", "max_source_tokens", "split_sentences", "backend", "compute_type", "dtype", *LANGUAGES),
-    *("num_beams", "length_penalty", "early_stopping", "coverage_penalty", "max_new_tokens", "unknown"),
+    *("column", "format", "backend", "compute_type", "dtype", *OF_CALLS),
+    *("num_beams", "length_penalty", "early_stopping", "coverage_penalty", "max_new_tokens"),
 )
 
 
@@ -41,14 +41,11 @@ def is_meant(arguments: argparse.Namespace) -> bool:
 
 
 def translate(arguments: argparse.Namespace) -> None:
-    """Translates the files that aren't complete yet, and says what became of them.
-
-    Raises:
-        UsageError: The options are wrong, or an output that exists has another origin.
-        CorpusError: An input doesn't exist or can't be translated, or two have one name.
-        RunError: Some files couldn't be read, or some rows couldn't be translated; all others are.
-    """
+    """Translates the files that aren't complete yet, and says what became of them; fails at the end if some failed."""
     from tqdm import tqdm
+
+    from ..data.formats import HTML, SUBTITLES
+    from ..documents.document import open_document
 
     if arguments.output is None:
         raise UsageError("tables, documents and several files need a place for the translations; give --output")
@@ -60,16 +57,16 @@ def translate(arguments: argparse.Namespace) -> None:
         more = f" (and {len(others) - 1:,} more)" if others[1:] else ""
         raise UsageError(f"{others[0]}{more}; give --overwrite to translate all files again, or another --output")
     left = [job for job in found if job not in complete]
+    with decoding_errors():  # a library that is missing is an error before any work
+        for form in {job.form for job in left}.intersection((*HTML, *SUBTITLES)):
+            open_document("", form)
     print(f"{len(complete)} of {len(found)} files are translated already", file=sys.stderr)
     problems, done = sum(_problem(job, None) for job in found if job in complete), 0  # of an earlier run
-    sizes = {job: job.source.stat().st_size for job in left}
-    with tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, disable=None, leave=False) as progress:
-        end = 0
-        for job, damage in (_with_ray if arguments.ray else _here)(arguments, left, progress) if left else ():
+    total = sum(job.source.stat().st_size for job in left)
+    with tqdm(total=total, unit="B", unit_scale=True, disable=None, leave=False) as progress:
+        for job, damage in (_with_ray if arguments.ray else _here)(arguments, left, progress.update) if left else ():
             problems += _problem(job, damage)
             done += damage is None
-            end += sizes[job]
-            progress.update(end - progress.n)
     print(f"{done} files are translated now, {len(complete)} were before", file=sys.stderr)
     if problems:
         raise RunError(f"{problems} of {len(found)} files have problems, see above; the others are translated")
@@ -78,7 +75,7 @@ def translate(arguments: argparse.Namespace) -> None:
 def _jobs(arguments: argparse.Namespace) -> "list[FileJob]":
     """Returns what is to be translated: a table or a document into one, or files into a folder."""
     from ..data.formats import form_of
-    from ..translation.files import FileJob, file_jobs, version_of
+    from ..documents.files import FileJob, file_jobs, version_of
 
     how = {name: getattr(arguments, name) for name in RECORDED} | {"model": version_of(arguments.model)}
     name, output = arguments.input[0], Path(arguments.output)
@@ -95,8 +92,8 @@ def _problem(job: "FileJob", damage: "CorpusError | None") -> bool:
     """Prints what is wrong with a file, and returns whether something is."""
     problem = None if damage is None else str(damage)
     if damage is None and job.errors.exists():
-        rows = len(job.errors.read_text(encoding="utf-8").splitlines())
-        problem = f"{job.source}: {rows:,} rows aren't translated, see {job.errors}"
+        lines = len(job.errors.read_text(encoding="utf-8").splitlines())
+        problem = f"{job.source}: {lines:,} lines aren't translated, see {job.errors}"
     if problem is not None:
         warn(problem)
     return problem is not None
@@ -112,34 +109,37 @@ def _opened(arguments: argparse.Namespace) -> "tuple[Translator, dict[str, Any]]
     translator = load_translator(arguments.model, arguments)
     options = {**call_options(arguments, translator), "progress_bar": False}
     with decoding_errors():
-        translator([], **options)
+        translator.check(**options)
     return translator, options
 
 
-def _here(arguments: argparse.Namespace, left: "list[FileJob]", progress: "tqdm") -> "Outcomes":
+def _here(arguments: argparse.Namespace, left: "list[FileJob]", tell: "tqdm.update") -> "Outcomes":
     from ..data.formats import CorpusError
-    from ..translation.files import caller, outcomes, write
+    from ..documents.document import languages, translate_document
+    from ..documents.files import parts_of, write
 
     translator, options = _opened(arguments)
+    target, do = languages(translator, options)[1], partial(translate_document, translator, **options)
     for job in left:
-        begin, damage = progress.n, None
+        damage = None
         try:
-            for position in write(job, partial(outcomes, caller(translator, job.form, **options))):
-                progress.update(begin + position - progress.n)
+            write(job, parts_of(job, do, tell, target))
         except CorpusError as error:
             damage = error
         yield job, damage
 
 
-def _with_ray(arguments: argparse.Namespace, left: "list[FileJob]", progress: "tqdm") -> "Outcomes":
+def _with_ray(arguments: argparse.Namespace, left: "list[FileJob]", tell: "tqdm.update") -> "Outcomes":
     ray_files = import_extra("serving.ray")
     _, options = _opened(arguments)  # a wrong option is an error before any actor starts
     with ray_files.connected(arguments.ray):
-        yield from ray_files.translate_files(
+        for job, damage in ray_files.translate_files(
             left,
             on_every_node(arguments.model),
             actors=(1, arguments.actors or 1),
             cpus=arguments.threads or 1,
             options=options,
             opening={"threads": 1, **opening(arguments)},
-        )
+        ):
+            tell(job.source.stat().st_size)
+            yield job, damage

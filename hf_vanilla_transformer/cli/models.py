@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_model_name(name: str) -> None:
-    """Checks, before anything slow is imported, that a name is a model's folder, or is on the Hub or in its cache.
-
-    Raises:
-        CheckpointError: A folder is no model of any kind.
-        HubError: It is neither.
-    """
+    """Checks, before anything slow is imported, that a name is a model's folder, or is on the Hub or in its cache."""
     from ..checkpoints.kinds import Kind, check_kind
 
     check_kind(name, Kind.CTRANSLATE2, Kind.ONNX)
@@ -60,11 +55,7 @@ def set_up_transformers() -> None:
 
 
 def load_translator(name: str, arguments: argparse.Namespace) -> "Translator":
-    """Loads a checkpoint or converts a Marian model, by its folder or name on the Hub, ready to decode.
-
-    Raises:
-        UsageError: The device, the backend or the checkpoint can't be used.
-    """
+    """Loads a checkpoint or converts a Marian model, by its folder or name on the Hub, ready to decode."""
     from ..checkpoints.kinds import Kind, kind_of
 
     processors = os.cpu_count() or 1
@@ -85,11 +76,18 @@ def load_translator(name: str, arguments: argparse.Namespace) -> "Translator":
 
 
 def import_extra(module: str) -> Any:
-    """Imports a module that needs an extra; without it, the `UsageError` says how to install it."""
+    """Imports a module that needs more packages; without them, the `UsageError` says how to install them."""
     try:
         return importlib.import_module(f"..{module}", __package__)
     except ImportError as error:
-        raise UsageError(first_line(error)) from error
+        raise UsageError(missing(error)) from error
+
+
+def missing(error: ImportError) -> str:
+    """Returns what to install where an import failed: an error of this package says it, Python's names the package."""
+    if not isinstance(error, ModuleNotFoundError):
+        return first_line(error)
+    return f"this needs {error.name}, which isn't installed: run pip install . in a checkout of hf_vanilla_transformer"
 
 
 def opening(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -104,11 +102,7 @@ def on_every_node(model: str) -> str:
 
 
 def load_ensemble(names: Sequence[str], arguments: argparse.Namespace) -> "Translator":
-    """Loads several checkpoints as one model that averages their probabilities, or a single one as it is.
-
-    Raises:
-        UsageError: As for `load_translator`, or the models can't be combined: they don't share a vocabulary, say.
-    """
+    """Loads several checkpoints as one model that averages their probabilities, or a single one as it is."""
     loaded = [load_translator(name, arguments) for name in names]
     if len(loaded) == 1:
         return loaded[0]
@@ -127,11 +121,7 @@ def load_ensemble(names: Sequence[str], arguments: argparse.Namespace) -> "Trans
 
 # ---- Decoding ----
 def decoding_options(arguments: argparse.Namespace, backend: "Backend") -> dict[str, Any]:
-    """Returns the keyword arguments for `generate()`. The model's generation config has the values of all others.
-
-    Raises:
-        UsageError: Options contradict each other, or the backend has no such option.
-    """
+    """Returns the keyword arguments for `generate()`. The model's generation config has the values of all others."""
     from ..plan_vanilla_transformer import Plan
     from ..translation.backend import check_generation
 
@@ -164,7 +154,9 @@ def decoding_errors() -> Iterator[None]:
     """Turns errors of `generate()`, of a model and of a missing library into a `UsageError`."""
     try:
         yield
-    except (ValueError, IndexError, ImportError) as error:  # options that contradict each other ...
+    except ImportError as error:
+        raise UsageError(missing(error)) from error
+    except (ValueError, IndexError) as error:  # options that contradict each other ...
         raise UsageError(first_line(error)) from error
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):

@@ -40,11 +40,7 @@ def table(rows: Iterable[Sequence[str]], *, indent: str = "", align: str = "<") 
 
 
 def check_output(option: str, name: str, overwrite: bool, taken: Sequence[str | None] = ()) -> None:
-    """Checks, before any work is done, that the file of an option can be written and is no other option's.
-
-    Raises:
-        UsageError: It is a folder or in no folder, another option's file, or it exists and `overwrite` is false.
-    """
+    """Checks, before any work is done, that the file of an option can be written and is no other option's."""
     path = Path(name)
     if any(file is not None and path.resolve() == Path(file).resolve() for file in taken):
         raise UsageError(f"{option} {name} is the file of another option; give another one")
@@ -56,11 +52,7 @@ def check_output(option: str, name: str, overwrite: bool, taken: Sequence[str | 
 
 
 def check_output_folder(name: str, hint: str = "") -> None:
-    """Checks, before any work is done, that a new folder can be written; errors end with the hint.
-
-    Raises:
-        UsageError: There is something of that name, or no folder to put it in.
-    """
+    """Checks, before any work is done, that a new folder can be written; errors end with the hint."""
     from ..checkpoints.files import check_new_folder
 
     try:

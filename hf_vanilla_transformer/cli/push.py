@@ -2,17 +2,12 @@
 
 import argparse
 import tempfile
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..interop.export import export
 from .export import check_packages
 from .models import set_up_transformers
 from .output import UsageError, show
-
-if TYPE_CHECKING:
-    from ..hub.upload import Upload
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,34 +56,38 @@ def _push(arguments: argparse.Namespace) -> None:
         _send(arguments, arguments.folder)
         return
     with tempfile.TemporaryDirectory() as folder:
-        _write_stock(arguments.folder, Path(folder), arguments.onnx)
+        _write_stock(arguments, Path(folder))
         _send(arguments, Path(folder))
 
 
-def _write_stock(source: Path, folder: Path, onnx: bool) -> None:
+def _write_stock(arguments: argparse.Namespace, folder: Path) -> None:
     """Writes a model as one of transformers' own, with the card that its own folder has."""
-    from ..checkpoints.kinds import CONFIG
-    from ..checkpoints.loading import load_checkpoint, read_json
+    from ..checkpoints.loading import load_checkpoint
     from ..hub.facts import read_facts
-    from ..hub.model_card import save_card
+    from ..interop.export_card import save_stock_card
 
-    to = "transformers_js" if onnx else "stock"
+    source, to = arguments.folder, "transformers_js" if arguments.onnx else "stock"
     check_packages(to)
     facts, note = read_facts(source)
     if note is not None:
         raise UsageError(f"{note}; write the card again with `vanilla-transformer card {source} --overwrite`")
     tokenizer, model = load_checkpoint(source, local_files_only=True)
     notes = export(model, folder, to=to, tokenizer=tokenizer, source=source)
-    kind = read_json(folder / CONFIG)["architectures"][0]
-    limits = [facts.limits, *(f"{one[0].upper()}{one[1:]}." for one in notes)]
-    save_card(folder, replace(facts, stock=kind, limits="\n\n".join(filter(None, limits))))
+    save_stock_card(folder, arguments.repo, facts, notes)
 
 
 def _send(arguments: argparse.Namespace, folder: Path) -> None:
     from ..hub.upload import prepare, publish
 
     upload = prepare(folder, arguments.repo)
-    _show(upload, arguments.folder)
+    total = sum(upload.sizes.values())
+    for name, size in upload.sizes.items():
+        show(f"{size:{len(f'{total:,}')},}  {name}")
+    print(f"{total:,}  bytes in {len(upload.sizes)} files")
+    if upload.left_out:
+        show(f"not sent: {', '.join(upload.left_out[:8])}{' ...' if upload.left_out[8:] else ''}")
+    for note in upload.notes:
+        show(f"note: {note}".replace(str(folder), str(arguments.folder)))
     if arguments.dry_run:
         print("dry run: nothing was sent")
         return
@@ -96,16 +95,3 @@ def _send(arguments: argparse.Namespace, folder: Path) -> None:
     if done.removed:
         show(f"removed from the repository: {', '.join(done.removed)}")
     print(f"pushed into the {'private' if done.private else 'public'} repository {arguments.repo}: {done.url}")
-
-
-def _show(upload: "Upload", folder: Path) -> None:
-    sizes = upload.sizes
-    width = len(f"{sum(sizes.values()):,}")
-    for name, size in sizes.items():
-        show(f"{size:{width},}  {name}")
-    print(f"{sum(sizes.values()):{width},}  bytes in {len(sizes)} files")
-    if upload.left_out:
-        shown = ", ".join(upload.left_out[:8]) + (" ..." if len(upload.left_out) > 8 else "")
-        show(f"not sent: {shown}")
-    for note in upload.notes:
-        show(f"note: {note}".replace(str(upload.folder), str(folder)))

@@ -116,10 +116,10 @@ def _serve(arguments: argparse.Namespace) -> None:
 def _models(arguments: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
     """Returns the models with the languages that each translates."""
     from ..serving.models import languages_of, pair
-    from ..translation.reading import can_split
+    from ..translation.reading import UNDETERMINED, sentence_rules
 
-    if not can_split():
-        warn(f"paragraphs are translated as one sentence; to split them, {install('sentences')}")
+    if sentence_rules("en") == UNDETERMINED:
+        warn(f"sentences are divided by rules for all languages; for those of each, {install('sentences')}")
     given = [_given(text) for text in arguments.model]
     models: dict[str, list[tuple[str, str]]] = {}
     asked = [pair(text) for text in arguments.languages]

@@ -3,11 +3,15 @@
 import argparse
 import atexit
 import os
+import signal
 import sys
-from typing import NoReturn
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from .models import loading
-from .output import show
+from .output import show, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +48,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_train, declare=_declare)
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Tells a user who presses Ctrl+C how the run is resumed."""
+    hook, sys.unraisablehook = sys.unraisablehook, _interrupt_again
+    try:
+        yield
+    except KeyboardInterrupt as interruption:
+        if os.environ.get("RANK", "0") == "0":  # the main process of several
+            warn(f"interrupted: {str(interruption) or 'the run had not begun yet'}")
+        raise
+    finally:
+        sys.unraisablehook = hook
+
+
+def _interrupt_again(dropped: Any) -> None:
+    """Repeats a KeyboardInterrupt that Python can't raise, as in the callback of a weak reference."""
+    if dropped.exc_type is KeyboardInterrupt:
+        threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+    else:
+        sys.__unraisablehook__(dropped)
+
+
+@_interruptible()
 def _declare(parser: argparse.ArgumentParser) -> None:
     """Declares the options of recipes."""
     with loading():
@@ -54,6 +81,7 @@ def _declare(parser: argparse.ArgumentParser) -> None:
         parser.set_defaults(refused=UNSUPPORTED)  # declared for a message of their own, and never suggested
 
 
+@_interruptible()
 def _train(arguments: argparse.Namespace) -> None:
     """Trains from the recipes, or lists options or recipes."""
     with loading():

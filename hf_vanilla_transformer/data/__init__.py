@@ -1,1 +1,1 @@
-"""Corpora, file formats, batches by tokens, BPE-dropout."""
+"""Corpora, file formats, batches by tokens, tokenizers of symbols."""

@@ -123,7 +123,7 @@ class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
         dataset: Examples with "input_ids" and "labels", in an order that `set_epoch` changes.
         max_tokens: The most padded tokens per batch, on either side.
         window: Number of examples in memory at a time.
-        length_tolerance: As for `TokenBudgetBatchSampler`.
+        length_tolerance: How far lengths are rounded before they are sorted.
         seed: Seed of the order.
 
     Raises:

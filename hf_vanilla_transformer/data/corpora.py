@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow
@@ -25,7 +24,6 @@ from transformers.utils import logging
 
 from ..errors import first_line
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
-from .bpe_dropout import BPEDropout
 from .digests import digest_of
 from .formats import Corpus, CorpusError, Pair, is_table, read_text, table_format
 from .hub_names import revision_of
@@ -57,15 +55,9 @@ class Cleaning:
     def keeps(
         self, source: NDArray[np.int64], target: NDArray[np.int64], empty: tuple[int, int] = (1, 1)
     ) -> NDArray[np.bool_]:
-        """Decides which pairs to keep, and counts them.
+        """Returns which pairs to keep, (N,), by their numbers of tokens, special ones included, and counts them.
 
-        Args:
-            source: Tokens of each source, special ones included, (N,).
-            target: Tokens of each target, likewise, (N,).
-            empty: Tokens of an empty source and of an empty target: the end of sentence, for most tokenizers.
-
-        Returns:
-            Whether each pair is kept, (N,).
+        `empty` are the tokens of an empty source and target: the end of sentence, for most tokenizers.
         """
         longer, shorter = np.maximum(source, target), np.minimum(source, target)
         reasons = {
@@ -129,10 +121,6 @@ def state_of(corpus: Corpus, pairs: Dataset | IterableDataset) -> str:
 
     It is datasets' fingerprint of the pairs. Of a stream, whose files may be too large to be read twice, it is made of
     their sizes and modification times, and of the commits of data sets on the Hub.
-
-    Args:
-        corpus: The corpus.
-        pairs: What `read_corpus` has returned for it.
     """
     if isinstance(pairs, Dataset):
         return str(pairs._fingerprint)
@@ -193,52 +181,6 @@ def tokenize(
     if not stays.any():
         raise CorpusError(f"no sentence pair is left of {len(pairs):,}: {cleaning}")
     return encoded if stays.all() else encoded.select(np.flatnonzero(stays))
-
-
-def resegment(
-    pairs: Dataset,
-    dropout: BPEDropout,
-    copies: int,
-    seed: int = 0,
-    max_length: int | None = None,
-) -> Dataset:
-    """Returns several copies of the pairs, each with a new segmentation of both sides; an epoch covers all of them.
-
-    datasets caches the copies as those of `tokenize`; the same seed gives the same segmentations on every machine.
-
-    Args:
-        pairs: The output of `tokenize`, with the columns "source" and "target".
-        dropout: Segments the texts.
-        copies: How many times each pair occurs, at least 1.
-        seed: Decides the segmentations.
-        max_length: A text whose new segmentation has more tokens than this keeps its usual one.
-    """
-
-    def encode(batch: Mapping[str, list[Any]], rows: list[int], copy: int) -> dict[str, list[list[int]]]:
-        columns = {}
-        for name, side in (("input_ids", "source"), ("labels", "target")):
-            varied = dropout.encode(batch[side], [f"{seed} {copy} {row} {side}" for row in rows])
-            both = zip(varied, batch[name], strict=True)
-            columns[name] = [new if max_length is None or len(new) <= max_length else usual for new, usual in both]
-        return columns
-
-    pieces = _fingerprint(pairs, dropout.tokenizer)
-    settings = (pieces, dropout.probability, seed, max_length)
-    return concatenate_datasets(
-        [
-            pairs.map(
-                encode,
-                fn_kwargs={"copy": copy},
-                with_indices=True,
-                batched=True,
-                remove_columns=["source", "target"],
-                num_proc=_processes(len(pairs) * copies),
-                new_fingerprint=None if pieces is None else Hasher.hash((*settings, copy)),
-                desc=f"BPE-dropout, copy {copy + 1} of {copies}",
-            )
-            for copy in range(copies)
-        ]
-    )
 
 
 def lengths_of(dataset: Dataset, column: str) -> NDArray[np.int64]:

@@ -14,15 +14,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
-SUBTITLES, HTML = (".srt", ".vtt"), (".html", ".htm")
+SUBTITLES, HTML = (".srt", ".vtt", ".ass", ".ssa"), (".html", ".htm")
 # Other documents: read by lines, marks would be taken for words, and lines for sentences.
 DOCUMENTS = (
-    ".adoc", ".ass", ".doc", ".docx", ".epub", ".ini", ".markdown", ".md", ".mqxliff", ".odp", ".ods", ".odt", ".pdf",
-    ".po", ".pot", ".ppt", ".pptx", ".properties", ".resx", ".rst", ".rtf", ".sdlxliff", ".sgm", ".sgml", ".ssa",
-    ".strings", ".tbx", ".tex", ".tmx", ".ttml", ".xhtml", ".xlf", ".xliff", ".xls", ".xlsx", ".xml", ".yaml", ".yml",
+    ".adoc", ".dfxp", ".doc", ".docx", ".epub", ".ini", ".lrc", ".markdown", ".md", ".mqxliff", ".odp", ".ods", ".odt",
+    ".pdf", ".po", ".pot", ".ppt", ".pptx", ".properties", ".resx", ".rst", ".rtf", ".sbv", ".sdlxliff", ".sgm",
+    ".sgml", ".smi", ".stl", ".strings", ".sub", ".tbx", ".tex", ".tmx", ".ttml", ".usf", ".xhtml", ".xlf", ".xliff",
+    ".xls", ".xlsx", ".xml", ".yaml", ".yml",
 )  # fmt: skip
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")  # suffixes of names; a file's first bytes decide how it is read
 GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"
@@ -100,7 +101,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
     """
     number = 0
     try:
-        with _opened(Path(path)) as file:
+        with Path(path).open("rb") as raw, decompressed(raw) as file:
             for line in decode_lines(bounded_lines(file, str(path)), str(path)):
                 number += 1
                 yield line
@@ -112,27 +113,23 @@ def read_lines(path: str | Path) -> Iterator[str]:
         raise CorpusError(f"{path}: can't be read ({error.strerror or error}); name a readable file") from error
 
 
-def _opened(path: Path) -> Any:
-    """Opens a file; its first bytes say how it is decompressed."""
-    with path.open("rb") as file:
-        start = file.read(10)
+def decompressed(raw: IO[bytes]) -> Any:
+    """Returns what reads an open file, compressed or not; its first bytes say how."""
+    start = raw.read(10)
+    raw.seek(0)
     if ZSTD.match(start):
         import pyarrow  # takes a while to import, and is needed for this alone
 
-        return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+        return io.BufferedReader(pyarrow.input_stream(raw, compression="zstd"))
     if start.startswith(GZIP):
-        return gzip.open(path)
+        return gzip.open(raw)
     if start.startswith(XZ):
-        return lzma.open(path)
-    return bz2.open(path) if BZIP2.match(start) else path.open("rb")
+        return lzma.open(raw)
+    return bz2.open(raw) if BZIP2.match(start) else raw
 
 
 def bounded_lines(file: Any, name: str) -> Iterator[bytes]:
-    """Yields a file's lines with their ends, as the file itself does, but none that would fill the memory.
-
-    Args:
-        file: Opened in binary mode.
-        name: The file's, for errors.
+    """Yields a binary file's lines with their ends, as the file itself does, but none that would fill the memory.
 
     Raises:
         CorpusError: A line has more than `LONGEST_LINE` bytes, or lines end with CR alone.
@@ -152,10 +149,6 @@ def bounded_lines(file: Any, name: str) -> Iterator[bytes]:
 
 def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
     r"""Yields lines decoded from UTF-8, without their ends ("\n" or "\r\n", nothing else) and a byte-order mark.
-
-    Args:
-        lines: What a file opened in binary mode iterates over.
-        name: The file's, for errors.
 
     Raises:
         CorpusError: A line is not UTF-8, or the first one shows that this isn't plain text.
@@ -205,11 +198,7 @@ def is_table(name: str) -> bool:
 
 
 def check_file(path: Path) -> None:
-    """Checks that a corpus file is there and not empty.
-
-    Raises:
-        CorpusError: It is missing, a folder or empty.
-    """
+    """Raises `CorpusError` if a corpus file is missing, a folder or empty."""
     if not path.is_file():
         raise CorpusError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; name an existing file")
     if path.stat().st_size == 0:
@@ -217,11 +206,7 @@ def check_file(path: Path) -> None:
 
 
 def read_text(source_path: str, target_path: str) -> Iterator[Pair]:
-    """Yields the pairs of two text files, line by line.
-
-    Raises:
-        CorpusError: As for `read_lines`, or one file has fewer lines than the other.
-    """
+    """Yields the pairs of two text files, line by line; a CorpusError if one has fewer lines than the other."""
     lines = zip_longest(read_lines(source_path), read_lines(target_path))
     for number, (source, target) in enumerate(lines, start=1):
         if source is None or target is None:

@@ -17,14 +17,7 @@ class HubError(ValueError):
 
 
 def revision_of(name: str, repo_type: str = "model") -> str | None:
-    """Asks the Hub for the commit that a repository's main branch is at.
-
-    Args:
-        name: The repository, such as "user/model".
-        repo_type: "model" or "dataset".
-
-    Returns:
-        The commit's hash, or None if the Hub can't be reached or works offline (`HF_HUB_OFFLINE`).
+    """Asks the Hub for the commit of a repository's main branch; None: the Hub can't be reached, or `HF_HUB_OFFLINE`.
 
     Raises:
         HubError: The Hub can't have a repository of this name, or has none that this user may read.
@@ -64,9 +57,6 @@ def check_model_on_hub(name: str) -> bool:
 
 def without_weights(name: str) -> tuple[Path, dict[str, tuple[str, list[int]]]]:
     """Downloads a model's files except for weights, and the headers of these.
-
-    Args:
-        name: The model's name on the Hub.
 
     Returns:
         The folder of its files, and tensor's name -> its dtype ("F32", "BF16" ...) and shape. Without a network, the

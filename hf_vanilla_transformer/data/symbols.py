@@ -202,9 +202,14 @@ def default_measures(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def symbol_splitter(tokenizer: PreTrainedTokenizerBase) -> Splitter | None:
-    """Returns what divides targets into the tokenizer's symbols, known or not; None for a tokenizer of pieces."""
-    backend = _backend_of(tokenizer, True)
-    return None if backend is None else _splitter(backend)
+    """Returns what divides targets into the tokenizer's symbols, known or not; None for a tokenizer of pieces.
+
+    The unknown token is one symbol, whatever it is spelled with.
+    """
+    if (backend := _backend_of(tokenizer, True)) is None:
+        return None
+    split, unknown = _splitter(backend), backend.model.unk_token
+    return lambda text: split(text.replace(unknown, "\ufffc"))
 
 
 def unknown_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int | None, int | None]:

@@ -30,7 +30,7 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[Pair]:
             .tsv without a header: `DEFAULT_COLUMNS`, or numbers from 1 on.
 
     Raises:
-        CorpusError: As for `read_lines`, or a row can't be parsed or lacks a column.
+        CorpusError: The file can't be read, or a row can't be parsed or lacks a column.
     """
     readers: dict[str, Callable[[str, Sequence[str]], Rows]]
     readers = {".tsv": _rows_of_tsv, ".csv": _rows_of_csv, ".parquet": _rows_of_parquet}
@@ -46,7 +46,7 @@ def _rows_of_tsv(path: str, columns: Sequence[str]) -> Rows:
         cells = line.split("\t")
         if line and not header:
             header = _header(path, cells, columns)
-            if header == cells:
+            if header is cells:
                 continue
         if len(cells) == len(header):
             yield number, dict(zip(header, cells, strict=True))
@@ -59,17 +59,18 @@ def _rows_of_tsv(path: str, columns: Sequence[str]) -> Rows:
 
 
 def _header(path: str, cells: list[str], columns: Sequence[str]) -> Sequence[str]:
-    """The names of a table's columns, by the cells of its first line: the cells themselves, or numbers, or ours."""
-    numbers = [column for column in columns if column.isdecimal()]
+    """The names of a table's columns, by the cells of its first line: numbers, or the cells themselves, or ours."""
+    places = [str(place) for place in range(1, len(cells) + 1)]
+    if set(columns) <= set(places):  # though the cells may be numbers, too
+        return places
     if set(columns) <= set(cells):
         return cells
-    if len(numbers) == len(columns):
-        return [str(place) for place in range(1, len(cells) + 1)]
-    if numbers:
+    if 0 < sum(map(str.isdecimal, columns)) < len(columns):
         raise CorpusError(f"{path}: its first line names no columns; give all by number, not {', '.join(columns)}")
     if tuple(columns) == DEFAULT_COLUMNS:
         return columns
-    missing = next(column for column in columns if column not in cells)  # by position, sides could be exchanged
+    known = places if all(map(str.isdecimal, columns)) else cells
+    missing = next(column for column in columns if column not in known)  # by position, sides could be exchanged
     raise CorpusError(
         f"{path}: column {missing!r} is missing; the first line has {', '.join(map(repr, cells))}; if these aren't "
         "names, number the columns: source_column 1, target_column 2"
@@ -121,12 +122,7 @@ def _rows_of_json(path: str, columns: Sequence[str]) -> Rows:
 
 
 def pair_of(row: Mapping[str, object], columns: Sequence[str], where: str) -> Pair:
-    """Takes source and target from a row of a table, or from the row's "translation".
-
-    Args:
-        row: Column -> value.
-        columns: As for `read_table`.
-        where: File and line, to begin an error with.
+    """Takes source and target from a row of a table, or from the row's "translation"; errors begin with `where`.
 
     Raises:
         CorpusError: A column is missing, or its value is not text.

@@ -44,7 +44,7 @@ def use_vectors(
     """Writes pretrained vectors into the embeddings of a model that multiplies them by `scale`.
 
     Args:
-        file: As for `read_vectors`.
+        file: The file that `read_vectors` reads.
         tokenizer: A token gets the vector of the word that it spells; with a space before it or without.
         weight: (vocab_size, d_model); is changed in place.
         scale: The model's `embedding_scale`.

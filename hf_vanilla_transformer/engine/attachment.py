@@ -33,22 +33,15 @@ class EngineError(ValueError):
 class Engine:
     """The weights of one model, prepared for decoding; `model.engine` while it is attached.
 
-    It belongs to this one model and holds it weakly: copies, pickles and saved checkpoints of the model have None.
-    Each call has buffers of its own, so that threads may share it. Use it in a `with` to take it off at the end.
-
-    Args:
-        model: The model.
-        compute_type: As for `attach`.
-        allow_autocast: As for `attach`.
+    It belongs to this one model and holds it weakly: copies, pickles and saved checkpoints of the model have None. Each
+    call has buffers of its own, so that threads may share it. Use it in a `with` to take it off at the end. Arguments
+    and errors are those of `attach`.
 
     Attributes:
         compute_type: "int8", or the type of the weights, such as "float32".
         calls: Calls of `generate()`, and batches of a `Translator`, that the engine has decoded.
         fallbacks: Those that it has left to transformers' loop or the model's own modules.
         last_reason: Why it left the last one of them.
-
-    Raises:
-        EngineError: The model isn't supported.
     """
 
     def __init__(self, model: PreTrainedModel, compute_type: str = "default", allow_autocast: bool = False) -> None:
@@ -84,8 +77,7 @@ class Engine:
     def generate(self, model: PreTrainedModel, arguments: dict[str, object]) -> Output:
         """Decodes for `model.generate(**arguments)` with the same result as without the engine.
 
-        Raises:
-            EngineError: An option of the engine's own is given for a call that is left to transformers' loop.
+        A call that is left to transformers' loop, but has an option of the engine's own, raises `EngineError`.
         """
         options = {name: value for name, value in arguments.items() if name not in INPUTS}
         plan = Plan.of(options, model.generation_config)
@@ -135,18 +127,10 @@ def attach(model: PreTrainedModel, compute_type: str = "default", *, allow_autoc
 
     While it is attached, weights and settings of the model are constants (`engine.attachment`).
 
-    Args:
-        model: The paper's model.
-        compute_type: "default" computes in the type of the weights, and the name of that type is taken too; "int8"
-            rounds the weights of a float32 model on a CPU to 8 bits.
-        allow_autocast: Whether the model may have Accelerate's `forward` with autocast, a method that the engine
-            doesn't call.
-
-    Returns:
-        The engine.
-
-    Raises:
-        EngineError: The model isn't supported, or not with this `compute_type`.
+    `compute_type` "default" computes in the type of the weights, and the name of that type is taken too; "int8" rounds
+    the weights of a float32 model on a CPU to 8 bits. With `allow_autocast`, the model may have Accelerate's `forward`
+    with autocast, a method that the engine doesn't call. A model that isn't supported, or not with this `compute_type`,
+    raises `EngineError`.
     """
     attached = Engine(model, compute_type, allow_autocast)
     warn_of_other_code(model)
@@ -159,16 +143,8 @@ def attach_if_supported(
 ) -> AbstractContextManager[object]:
     """Attaches the engine to a model whose owner is the caller, or leaves a model of another kind as it is.
 
-    Args:
-        model: As for `attach`, like the others.
-        compute_type: As for `attach`; one that is named has to be possible.
-        allow_autocast: As for `attach`.
-
-    Returns:
-        The engine, or a context manager that does nothing.
-
-    Raises:
-        EngineError: The model isn't supported, and a `compute_type` is named.
+    Then it returns a context manager that does nothing; but a `compute_type` that is named has to be possible, or
+    raises `EngineError`.
     """
     try:
         return attach(model, compute_type, allow_autocast=allow_autocast)

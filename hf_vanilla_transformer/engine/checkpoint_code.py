@@ -14,9 +14,6 @@ def warn_of_other_code(model: PreTrainedModel) -> None:
     """Warns, once for each checkpoint, if its code differs from the installed code, the code that runs.
 
     Comments and layout make no difference. Nothing is fetched: files are those of a folder or of earlier downloads.
-
-    Args:
-        model: The model; it knows its checkpoint, and its configuration says if there is any code.
     """
     name, commit = str(model.name_or_path), getattr(model.config, "_commit_hash", None)
     if not name or not getattr(model.config, "auto_map", None):

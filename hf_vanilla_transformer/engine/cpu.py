@@ -18,25 +18,15 @@ MULTIPLY_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
 
 @dataclass(frozen=True)
 class Processor:
-    """The engine's knowledge of its CPU.
+    """The engine's knowledge of its CPU."""
 
-    Attributes:
-        has_onednn: Whether products may be oneDNN's packed and fused ones, private functions of torch.
-        has_fast_bfloat16: Whether decoding packs weights in bfloat16 for oneDNN.
-        reduce_range: Whether 8-bit products take 7 bits of their inputs: without VNNI, 16-bit sums overflow otherwise.
-        elements_for_mkl: MKL multiplies in decoding by float32 weights with up to this number of elements.
-        elements_for_both: Up to this number, MKL multiplies few rows and oneDNN many; above, oneDNN all.
-        multiplications_for_mkl: Rows are few up to this number, times the elements of the weight.
-        rows_for_fbgemm: Rows up to which 8-bit products are FBGEMM's, and above oneDNN's.
-    """
-
-    has_onednn: bool
-    has_fast_bfloat16: bool
-    reduce_range: bool
-    elements_for_mkl: int
-    elements_for_both: float
-    multiplications_for_mkl: int
-    rows_for_fbgemm: int = 8
+    has_onednn: bool  # products may be oneDNN's packed and fused ones, private functions of torch
+    has_fast_bfloat16: bool  # decoding packs weights in bfloat16 for oneDNN
+    reduce_range: bool  # 8-bit products take 7 bits of inputs: without VNNI, 16-bit sums overflow otherwise
+    elements_for_mkl: int  # MKL multiplies in decoding by float32 weights with up to this number of elements
+    elements_for_both: float  # up to this number, MKL multiplies few rows and oneDNN many; above, oneDNN all
+    multiplications_for_mkl: int  # rows are few up to this number, times the elements of the weight
+    rows_for_fbgemm: int = 8  # rows up to which 8-bit products are FBGEMM's, and above oneDNN's
 
 
 # torch's own products are MKL's. On other vendors' processors than Intel's, MKL uses narrower vectors. Rows are few up

@@ -4,13 +4,10 @@ import ctypes
 
 
 def keep_freed_memory() -> bool:
-    """Lets glibc keep freed blocks for the next use, in place of returning each to the system and requesting it again.
+    """Lets glibc keep freed blocks for the next use; returns whether this process has it: others lack the settings.
 
     Fresh pages have to be zeroed. On a CPU, that takes longer than much of the arithmetic on them. The process then
     holds its peak memory until it ends.
-
-    Returns:
-        Whether this process has glibc; other libraries lack the settings.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt

@@ -51,13 +51,7 @@ def parameters_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
 def unsupported_reason(
     model: PreTrainedModel, compute_type: str = "default", *, allow_autocast: bool = False
 ) -> str | None:
-    """Says why the engine can't be attached to a model, or None if it can.
-
-    Args:
-        model: A model.
-        compute_type: As for `attach`.
-        allow_autocast: As for `attach`.
-    """
+    """Says why the engine can't be attached to a model, with these options of `attach`, or None if it can."""
     return next(filter(None, _reasons(model, compute_type, allow_autocast)), None)
 
 

@@ -21,10 +21,6 @@ class Snapshot:
     """A model's modules and parameters as they were when its weights were prepared.
 
     It holds the parameters and all modules below the model, and not the model itself.
-
-    Args:
-        model: A model that `unsupported_reason` has nothing against.
-        allow_autocast: As for `attach`.
     """
 
     def __init__(self, model: PreTrainedModel, allow_autocast: bool = False) -> None:

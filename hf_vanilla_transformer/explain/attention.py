@@ -15,10 +15,6 @@ def attention_page(attention: Attention, title: str) -> str:
     """Returns a page in which readers choose the attention, the layer and the head, and point at tokens.
 
     Weights are rounded to 1/255, so that a page for a sentence of 300 tokens has megabytes rather than hundreds.
-
-    Args:
-        attention: The result of `attention_of`.
-        title: The page's title.
     """
     data = {
         "source": [_shown(piece) for piece in attention.source_pieces],

@@ -67,18 +67,10 @@ class PageError(ValueError):
 def contents_of(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, quantization: Quantization = "float32"
 ) -> dict[str, Any]:
-    """Returns what the page's script needs to compute a model.
+    """Returns what the page's script needs to compute a `VanillaTransformerForConditionalGeneration`, as JSON values.
 
-    Args:
-        model: A `VanillaTransformerForConditionalGeneration`; computed in float32, whatever its type.
-        tokenizer: Its tokenizer, of the class `VanillaTransformerTokenizer`.
-        quantization: "float32", or "int8": matrices with 8 bits per weight and a scale for each row.
-
-    Returns:
-        Values of JSON.
-
-    Raises:
-        PageError: The page doesn't compute such a model, search or tokenizer, or the weights have more than 20 MB.
+    It is computed in float32, whatever its type; "int8" quantization is matrices with 8 bits per weight and a scale for
+    each row. A model, search or tokenizer that the page doesn't compute, or more than 20 MB, raises `PageError`.
     """
     if reason := unsupported_reason(model):
         raise PageError(f"the page computes the paper's model only: {reason}")

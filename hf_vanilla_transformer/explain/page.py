@@ -32,31 +32,14 @@ def model_page(
 ) -> str:
     """Returns a page that computes a model: its translations, every number in between, and what switches change.
 
-    Args:
-        model: A `VanillaTransformerForConditionalGeneration`.
-        tokenizer: Its tokenizer.
-        title: Is shown at the top.
-        examples: Sentences to choose from; the page begins with the first.
-        quantization: As for `contents_of`.
-        language: "en" or "zh", that of the page's texts; readers can change it.
-
-    Returns:
-        HTML that needs no server and loads nothing.
-
-    Raises:
-        PageError: As `contents_of`.
+    The HTML needs no server and loads nothing. The title is shown at the top, and the first of the `examples` at the
+    beginning; `language` is that of the page's texts, "en" or "zh". Models and errors are those of `contents_of`.
     """
     return page(title, {**contents_of(model, tokenizer, quantization), "examples": list(examples)}, language)
 
 
 def page(title: str, data: Mapping[str, Any], language: str = "en") -> str:
-    """Returns the page.
-
-    Args:
-        title: Is shown at the top.
-        data: Values of JSON, for the script.
-        language: "en" or "zh".
-    """
+    """Returns the page; `data` are values of JSON, for the script, and the language is "en" or "zh"."""
     style, script = _file("style.css"), _script()
     policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'"
     texts = json.loads(_file("texts.json"))

@@ -9,16 +9,7 @@ CARD = Path(__file__).with_name("page") / "space.md"
 
 
 def write_space(page: str, title: str, output: Path) -> None:
-    """Writes a page with its card into a new folder.
-
-    Args:
-        page: HTML, by `model_page`.
-        title: The Space's title.
-        output: The folder; it must not exist, or be empty.
-
-    Raises:
-        OSError: It can't be written.
-    """
+    """Writes a page with its card, for a Space of this title, into a folder that must not exist, or be empty."""
     heading = " ".join(title.split())
     values = {"title": json.dumps(heading, ensure_ascii=False), "heading": heading}
     with new_folder(output) as folder:

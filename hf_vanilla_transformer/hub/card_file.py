@@ -20,11 +20,11 @@ def load_card(file: Path) -> ModelCard:
         CardError: It isn't UTF-8, its metadata isn't YAML, or has aliases, which can expand to any size.
     """
     try:
-        block = REGEX_YAML_BLOCK.search(file.read_text(encoding="utf-8-sig"))
+        text = file.read_text(encoding="utf-8-sig")
+        block = REGEX_YAML_BLOCK.search(text)
         if block and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(block[2])):
             raise ValueError("it has an alias of YAML; write its value")
-        card: ModelCard = ModelCard.load(file)
+        return ModelCard(text)
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         problem = " ".join(str(error).split())[:200]
         raise CardError(f"{file} isn't a model card ({problem}); correct its metadata, or remove it") from error
-    return card

@@ -8,14 +8,13 @@ from pathlib import Path
 from transformers import PreTrainedConfig
 
 from ..checkpoints.code import other_code
+from ..checkpoints.headers import read_json, tensors_in
 from ..checkpoints.kinds import CONFIG, GENERATION_CONFIG, check_kind
 from ..checkpoints.loading import (
     MODEL_TYPE,
     check_tokenizer,
     load_config,
     load_tokenizer,
-    read_json,
-    tensors_in,
     tokenizer_fingerprint,
 )
 from ..data.hub_names import without_weights

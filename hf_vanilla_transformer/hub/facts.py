@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.files import write_text
+from ..checkpoints.headers import read_json, tensors_in
 from ..checkpoints.kinds import CONFIG
-from ..checkpoints.loading import read_json, tensors_in
 from ..data.digests import digest_of
 from ..metrics import Score
 from .card_file import CARD, CardError, load_card
@@ -41,11 +41,6 @@ class Evaluation:
     decoding: str | None = None  # for instance "beam 4, length penalty 0.6"
     split: str | None = None
 
-    @property
-    def dataset_type(self) -> str:
-        """The name that the Hub lists the results under."""
-        return re.sub(r"[^\w.-]+", "-", self.dataset).strip("-").lower() or "test"
-
 
 @dataclass(frozen=True)
 class Sample:
@@ -67,6 +62,11 @@ class CurvePoint:
     bleu: float | None = None  # of the validation set, as the training measures it
     scores: Mapping[str, float] = field(default_factory=dict)  # its other measures, by names as "exact match"
 
+    @property
+    def measures(self) -> dict[str, float | None]:
+        """All measures of the validation set that there are."""
+        return _stated({"perplexity": self.perplexity, "BLEU": self.bleu, **self.scores})
+
 
 @dataclass(frozen=True)
 class TrainingFacts:
@@ -81,7 +81,6 @@ class TrainingFacts:
     target_tokens: int | str | None = None  # trained on in all; as text if the number is rounded
     dropout: float | None = None  # P_drop
     dropout_warmup_steps: int | None = None  # number of updates over which dropout rises from 0 to that
-    bpe_dropout: float | None = None  # probability with which merges were dropped in the training data
     label_smoothing: float | None = None  # epsilon_ls
     consistency: str | None = None  # a loss beside the cross-entropy, for instance "R-Drop, alpha 5"
     precision: str | None = None  # for instance "bfloat16"
@@ -138,14 +137,10 @@ def local_name(folder: str | Path) -> str:
 
 
 def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
-    """Collects the facts about a saved model.
+    """Collects the facts about a saved model: those of its files, saved ones and what its author has said.
 
-    The saved facts of a training are used only if the weights are still the same. Languages, licence, data sets and
-    base model in the metadata of an existing card come from its author and replace saved ones; the author's own fields
-    are kept.
-
-    Args:
-        folder: The model's folder, as `save_pretrained` writes it.
+    The saved facts of a training are used only if the weights are still the same. Without saved ones, the model's name
+    is the folder's.
 
     Returns:
         The facts, and a sentence for the user if the weights aren't those that a training was saved for, or None.
@@ -154,33 +149,30 @@ def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
         CardError: There is no complete model in the folder, or a file that is read can't be.
     """
     try:
-        config = read_json(folder / CONFIG)
-        tensors = tensors_in(folder)
-        saved = read_json(folder / FACTS) if (folder / FACTS).exists() else None
+        config, tensors, saved = read_json(folder / CONFIG), tensors_in(folder), _saved(folder)
     except ValueError as error:
         raise CardError(f"{error}; give a folder that save_pretrained or `vanilla-transformer train` wrote") from error
-    values, note = {}, None
-    if saved is not None and saved.pop(WEIGHTS, None) == weights_in(folder):
-        values = _from_json(folder, saved)
-    elif saved is not None:
+    note = None
+    if saved and saved.pop(WEIGHTS, None) != weights_in(folder):
         note = f"the weights have changed since {FACTS} was written: what it says of their training is left out"
-    on_card = _from_card(folder)  # what isn't there any more, its author has removed
-    values = {name: value for name, value in values.items() if name not in BY_AUTHOR and name not in on_card}
-    values |= said_by_author(folder)
-    name = str(values.get("name"))
-    values["name"] = name if is_repository(name) else local_name(folder)
+        saved = {}
+    known = _from_json(folder, saved)
+    by_author = {*BY_AUTHOR, *_from_card(folder)}  # what isn't there any more, its author has removed
+    said = {"name": local_name(folder)} | {name: value for name, value in known.items() if name not in by_author}
     # Aliases of a tied matrix aren't saved.
-    values["parameters"] = sum(math.prod(shape) for _, (_, shape) in tensors.values())
-    return RunFacts(**{**values, "config": config}), note
+    counted = {"config": config, "parameters": sum(math.prod(shape) for _, (_, shape) in tensors.values())}
+    return RunFacts(**{**said, **said_by_author(folder), **counted}), note
 
 
 def write_facts(folder: Path, facts: RunFacts) -> None:
-    """Writes the facts that the model's own files don't state, with the digests of the weights that they describe."""
-    values = {
-        name: value for name, value in asdict(replace(facts, config={})).items() if value not in (None, (), [], {})
-    }
-    values["recipe"] = {name: value for name, value in values["recipe"].items() if value is not None}
+    """Writes the facts that the model and the card's metadata don't state, with the weights' digests."""
+    values = _stated(asdict(replace(facts, config={}, metadata={})))
+    values["recipe"] = _stated(values["recipe"])
     write_text(folder / FACTS, json.dumps({WEIGHTS: weights_in(folder), **values}, indent=1, ensure_ascii=False) + "\n")
+
+
+def _stated(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value not in (None, (), [], {})}
 
 
 def weights_in(folder: Path) -> dict[str, str]:
@@ -190,21 +182,17 @@ def weights_in(folder: Path) -> dict[str, str]:
 
 
 def said_by_author(folder: Path) -> dict[str, Any]:
-    """Returns what only a model's author can know, for a new card of the model, also after more training.
-
-    Returns:
-        Names of fields of `RunFacts` -> values that aren't empty.
+    """Returns what only a model's author can know, as fields of `RunFacts` that aren't empty.
 
     Raises:
         CardError: The card, or what was saved of it, can't be read.
     """
     try:
-        saved = read_json(folder / FACTS) if (folder / FACTS).exists() else {}
+        saved = _saved(folder)
     except ValueError as error:
         raise CardError(f"{error}; remove it") from error
-    said = {name: saved[name] for name in BY_AUTHOR if isinstance(saved.get(name), str)}
-    said |= {name: value for name, value in _from_card(folder).items() if value}
-    languages = said.get("languages", ())
+    said = {name: saved[name] for name in BY_AUTHOR if isinstance(saved.get(name), str)} | _stated(_from_card(folder))
+    languages = said.get("languages")
     if languages and not {said.get("source_language"), said.get("target_language")} <= {*languages, None}:
         said = {name: value for name, value in said.items() if not name.endswith("_language")}  # others are meant now
     return said
@@ -244,45 +232,51 @@ def curve_of(log: Iterable[Mapping[str, Any]]) -> list[CurvePoint]:
     ]
 
 
-def _from_json(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+def _saved(folder: Path) -> dict[str, Any]:
+    return read_json(folder / FACTS) if (folder / FACTS).exists() else {}
+
+
+def _from_json(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     try:
         read = {
+            **values,
             "recipe": TrainingFacts(**values.get("recipe", {})),
             "curve": [CurvePoint(**one) for one in values.get("curve", ())],
-            "evaluations": _evaluations(values.get("evaluations", ())),
+            "evaluations": [
+                Evaluation(**{**one, "scores": [Score(**score) for score in one["scores"]]})
+                for one in values.get("evaluations", ())
+            ],
             "samples": [Sample(**one) for one in values.get("samples", ())],
         }
-        RunFacts(**{"name": "", **values, **read})
+        RunFacts(**{"name": "", **read})
     except (TypeError, AttributeError, KeyError, ValueError) as error:  # of a newer version, or edited
         raise CardError(f"{folder / FACTS} can't be read ({error}); correct it, or remove it") from error
-    return {**values, **read}
-
-
-def _evaluations(values: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
-    return [Evaluation(**{**one, "scores": [Score(**score) for score in one["scores"]]}) for one in values]
+    return read
 
 
 def _from_card(folder: Path) -> dict[str, Any]:
     """Reads the fields of `RunFacts` in the metadata of the folder's card."""
     if not (folder / CARD).is_file():
         return {}
-    data = load_card(folder / CARD).data
-    others = {name: value for name, value in data.to_dict().items() if name not in MADE}  # type: ignore[no-untyped-call]
-    if len(bases := strings(data.get("base_model"))) > 1:  # the facts name one
-        others["base_model"] = bases
-    if data.get("pipeline_tag") not in (None, TRANSLATION):
-        others["pipeline_tag"] = data.get("pipeline_tag")
+    data = load_card(folder / CARD).data.to_dict()  # type: ignore[no-untyped-call]
+    bases, licences = strings(data.get("base_model")), strings(data.get("license"))
+    # Values that no other fact can hold.
+    own = {
+        "base_model": len(bases) > 1,
+        "license": isinstance(data.get("license"), list),
+        "pipeline_tag": data.get("pipeline_tag") != TRANSLATION,
+    }
     return {
         "languages": strings(data.get("language")),
-        "license": data.get("license"),
+        "license": next(iter(licences), None),
         "datasets": strings(data.get("datasets")),
         "base_model": next(iter(bases), None),
         "tags": [tag for tag in strings(data.get("tags")) if tag not in (*TAGS, TEXT2TEXT)],
-        "metadata": json.loads(json.dumps(others, default=str)),  # which makes text of dates
+        "metadata": {name: value for name, value in data.items() if name not in MADE or own.get(name)},
     }
 
 
 def strings(value: Any) -> list[str]:
     """Returns the strings of a field of metadata, one or a list; the language "no" is a boolean to YAML."""
-    values = ["no" if one is False else one for one in (value if isinstance(value, list) else [value])]
+    values = ["no" if one is False else one for one in (value if isinstance(value, list | tuple) else [value])]
     return [one for one in values if isinstance(one, str)]

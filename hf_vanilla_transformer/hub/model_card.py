@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path, PureWindowsPath
@@ -18,10 +18,8 @@ from .facts import (
     FACTS,
     TAGS,
     TRANSLATION,
-    CurvePoint,
     Evaluation,
     RunFacts,
-    Sample,
     TrainingFacts,
     is_repository,
     local_name,
@@ -29,18 +27,6 @@ from .facts import (
 )
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
-LOADS = re.compile(r"from_pretrained\(\s*(\"(?:[^\"\\]|\\.)*\")")  # what the card's code loads, as a literal
-# Written for a repository only: if a folder is missing, transformers loads the repository of that name.
-OWN_CODE = """\
-If the package hf_vanilla_transformer is not installed, use the checkpoint's own code. It runs on your machine, so \
-read it or trust its author; then leave out the first line and write
-
-```python
-tokenizer = AutoTokenizer.from_pretrained({name}, trust_remote_code=True)
-model = AutoModelForSeq2SeqLM.from_pretrained({name}, trust_remote_code=True)
-```"""
-IMPORTS = "import hf_vanilla_transformer  # registers the model with transformers\n"
-AFTER_USAGE = "`generate` uses the settings of the checkpoint's generation configuration."
 NORMS = {"post": "after each sub-layer", "pre": "before each sub-layer"}
 POSITIONS = {
     "paper": "sinusoids",
@@ -49,25 +35,10 @@ POSITIONS = {
     "marian": "sinusoids, Marian's layout",
     "learned": "learned",
 }
-# Labels of a recipe's fields in the card; other fields have their names.
-LABELS = {
-    "learning_rate": "peak learning rate",
-    "batch_tokens": "tokens per update, at most",
-    "target_tokens": "target tokens in all",
-    "steps": "updates",
-    "best_step": "update whose weights these are",
-    "dropout_warmup_steps": "updates of warm-up of dropout",
-    "bpe_dropout": "BPE-dropout",
-    "seconds": "time (h:mm:ss)",
-}
 
 
 def save_card(folder: str | Path, facts: RunFacts) -> None:
     """Writes a model's card, `README.md`, and its facts, `model_card.json`, beside the model's weights.
-
-    Args:
-        folder: The folder of the saved model.
-        facts: The facts. Of files with training data, the names are kept without their folders.
 
     Raises:
         LinkError: One of the files is a link out of the folder.
@@ -80,30 +51,22 @@ def save_card(folder: str | Path, facts: RunFacts) -> None:
 
 
 def fill_model_card(facts: RunFacts) -> ModelCard:
-    """Returns the card: `str(card)` is its text, `card.save(folder / "README.md")` writes it.
-
-    Args:
-        facts: The facts. Their text is escaped, except for `limits`.
-    """
-    facts = _publishable(facts)
+    """Returns the card, whose text is `str(card)`. The facts' text is escaped, except for `limits`."""
+    facts, seconds = _publishable(facts), facts.recipe.seconds
     card: ModelCard = ModelCard.from_template(
         _metadata(facts),
         template_path=str(TEMPLATE),
         text=_text,
         code=_code,
-        literal=_literal,
+        literal=literal,
+        number=_number,
+        duration=None if seconds is None else str(timedelta(seconds=round(seconds))),
         facts=facts,
-        name=facts.name,
+        is_repository=is_repository(facts.name),
         package=_package(),
-        imports=IMPORTS,
-        own_code=OWN_CODE.format(name=_literal(facts.name)) if is_repository(facts.name) and not facts.stock else "",
-        after_usage=AFTER_USAGE,
         architecture=architecture_rows(facts.config, facts.parameters),
-        recipe=recipe_rows(facts.recipe),
-        curve=_curve(facts.curve),
-        measures=_measures(facts.curve),
-        results=_results(facts.evaluations),
-        samples=_samples(facts.samples, "translation" if facts.task == TRANSLATION else "output"),
+        recipe=facts.recipe if facts.recipe != TrainingFacts() else None,
+        measures=list(dict.fromkeys(name for point in facts.curve for name in point.measures)),
     )
     card.text = printable(card.text.rstrip()) + "\n"
     return card
@@ -137,7 +100,7 @@ def _eval_results(evaluations: Sequence[Evaluation], task: str) -> list[EvalResu
         EvalResult(
             task_type=task,
             task_name=task.replace("-", " ").title(),
-            dataset_type=evaluation.dataset_type,
+            dataset_type=re.sub(r"[^\w.-]+", "-", evaluation.dataset).strip("-").lower() or "test",
             dataset_name=evaluation.dataset,
             dataset_split=evaluation.split,
             metric_type="chrf" if score.name.startswith("chrF") else score.name.lower().replace(" ", "_"),
@@ -176,14 +139,7 @@ def architecture_rows(config: Mapping[str, Any], parameters: int | None = None) 
         ("shared embeddings", _sharing(config)),
         ("parameters", parameters),
     ]
-    return _known(rows)
-
-
-def _known(rows: Iterable[tuple[str, object]]) -> list[tuple[str, str]]:
-    """Leaves out unknown values, and writes numbers with commas."""
-    return [
-        (label, f"{value:,}" if isinstance(value, int) else str(value)) for label, value in rows if value is not None
-    ]
+    return [(label, f"{one:,}" if isinstance(one, int) else str(one)) for label, one in rows if one is not None]
 
 
 def _both_stacks(config: Mapping[str, Any], name: str) -> str | int | None:
@@ -211,72 +167,6 @@ def _sharing(config: Mapping[str, Any]) -> str | None:
     return "target and output" if tied else "none"
 
 
-def recipe_rows(recipe: TrainingFacts) -> list[tuple[str, str]]:
-    """Describes a training as text: labels and values, without unknown ones."""
-    values = {name: value for name, value in asdict(recipe).items() if value is not None}
-    texts: dict[str, Callable[[Any], object]] = {
-        "learning_rate": "{:.4g}".format,
-        "seed": str,
-        "seconds": lambda seconds: timedelta(seconds=round(seconds)),
-    }
-    return _known(
-        (LABELS.get(name, name.replace("_", " ")), texts[name](value) if name in texts else value)
-        for name, value in values.items()
-    )
-
-
-def _curve(curve: Sequence[CurvePoint]) -> str:
-    columns = {
-        "updates": [_number(point.step) for point in curve],
-        "target tokens": [_number(point.target_tokens) for point in curve],
-        "training loss": [_number(point.loss, ".3f") for point in curve],
-        "validation perplexity": [_number(point.perplexity, ",.2f") for point in curve],
-    }
-    for name in _measures(curve):
-        columns[f"validation {name}"] = [_number(_scores(point).get(name), ".2f") for point in curve]
-    return _table(columns)
-
-
-def _scores(point: CurvePoint) -> Mapping[str, float]:
-    return point.scores if point.bleu is None else {"BLEU": point.bleu, **point.scores}
-
-
-def _measures(curve: Sequence[CurvePoint]) -> list[str]:
-    """The names of the measures that a curve has beside perplexity."""
-    return list(dict.fromkeys(name for point in curve for name in _scores(point)))
-
-
-def _results(evaluations: Sequence[Evaluation]) -> str:
-    rows = [(evaluation, score) for evaluation in evaluations for score in evaluation.scores]
-    return _table(
-        {
-            "test set": [_text(evaluation.dataset) for evaluation, _ in rows],
-            "sentences": [_number(evaluation.sentences) for evaluation, _ in rows],
-            "decoding": [_text(evaluation.decoding or "") for evaluation, _ in rows],
-            "metric": [_text(score.name) for _, score in rows],
-            "value": [_number(score.value, ".2f") for _, score in rows],
-            "signature": [_code(score.signature) for _, score in rows],
-        }
-    )
-
-
-def _samples(samples: Sequence[Sample], output: str) -> str:
-    return _table(
-        {
-            "source": [_text(sample.source) for sample in samples],
-            output: [_text(sample.translation) for sample in samples],
-            "reference": [_text(sample.reference or "") for sample in samples],
-        }
-    )
-
-
-def _table(columns: Mapping[str, Sequence[str]]) -> str:
-    """A Markdown table of columns of Markdown cells, without the empty ones."""
-    kept = {title: cells for title, cells in columns.items() if any(cells)}
-    lines = [tuple(kept), ("---",) * len(kept), *zip(*kept.values(), strict=True)] if kept else []
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _number(value: float | None, form: str = ",") -> str:
     return "" if value is None else format(value, form)
 
@@ -291,29 +181,6 @@ def _code(text: str) -> str:
     return f"`{' '.join(text.split()).replace('`', chr(39))}`".replace("|", "\\|")
 
 
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)  # a JSON string is a Python string, too
-
-
-def published_as(text: str, repository: str, name: str) -> str:
-    """Names a repository in a card that is published: in the code that loads the model, as title, in `model-index`.
-
-    Args:
-        text: The card.
-        repository: The repository, "user/name".
-        name: The model's name in the card's facts. A folder's name, "./...", may have changed since.
-
-    Returns:
-        The text. It is the same if the card's code loads the repository, or neither the model's name nor a folder.
-    """
-    loaded = LOADS.findall(text)
-    own = next((literal for literal in loaded if literal.startswith('"./') or literal == _literal(name)), None)
-    if own is None or _literal(repository) in loaded:
-        return text
-    text = text.replace(own, _literal(repository))
-    if "trust_remote_code" not in text and IMPORTS in text:
-        text = text.replace(AFTER_USAGE, f"{OWN_CODE.format(name=_literal(repository))}\n\n{AFTER_USAGE}", 1)
-    old = str(json.loads(own))
-    text = text.replace(f"\n# {_text(old.removeprefix('./'))}\n", f"\n# {_text(repository)}\n", 1)
-    index = "\nmodel-index:\n- name: {}\n"
-    return text.replace(index.format(old.rpartition("/")[2]), index.format(repository.rpartition("/")[2]), 1)
+def literal(text: str) -> str:
+    """Returns text as a literal of Python in a card's code."""
+    return json.dumps(text, ensure_ascii=False)

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
@@ -14,13 +14,14 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of
 from ..checkpoints.code import other_code
 from ..checkpoints.completeness import RECIPE, TRAINER_STATE
 from ..checkpoints.files import check_links
+from ..checkpoints.headers import read_json, tensors_in
 from ..checkpoints.kinds import CONFIG
-from ..checkpoints.loading import MODEL_TYPE, VOCABULARY_FILES, load_checkpoint, read_json, tensors_in
+from ..checkpoints.loading import MODEL_TYPE, VOCABULARY_FILES, load_checkpoint
 from ..data.hub_names import HubError
 from ..errors import CheckpointError, first_line
 from .card_file import CARD, CardError, load_card
 from .facts import FACTS, SCORES, is_repository, read_facts
-from .model_card import published_as
+from .model_card import fill_model_card, literal
 
 ADAPTER = "adapter_config.json"
 # Files that `from_pretrained` loads. Those of an older model would be mixed with the new ones, so they are removed.
@@ -30,16 +31,10 @@ MODEL_FILES = (
     *("*_vanilla_transformer.py", "tokenization_*.py", "onnx/*.onnx"),
 )
 SENT = (*MODEL_FILES, CARD, "LICENSE*")
-# Files that an older version of this package, or a Trainer, may have left in a repository.
+# Also removed: what an older version of this package, or a Trainer, may have left in a repository.
 STALE = (
-    *MODEL_FILES,
-    ADAPTER,
-    "pytorch_model*",
-    *("*.translations.txt", SCORES),
-    FACTS,
-    RECIPE,
-    TRAINER_STATE,
-    "training_args.bin",
+    *(*MODEL_FILES, ADAPTER, "pytorch_model*", "*.translations.txt"),
+    *(SCORES, FACTS, RECIPE, TRAINER_STATE, "training_args.bin"),
 )
 LICENSE, LICENSE_OF_CODE = Path(__file__).parents[1] / "LICENSE", "LICENSE-CODE"
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
@@ -53,17 +48,14 @@ class PublishError(HubError):
 class Upload:
     """The files of a push."""
 
-    folder: Path
-    names: Sequence[str]  # of files that are sent as they are
-    changed: Mapping[str, bytes]  # name -> content of files that differ from the folder's, or that it lacks
+    files: Mapping[str, Path | bytes]  # name in the repository -> the file, or what it says otherwise there
     left_out: Sequence[str]  # files of the folder that aren't sent
     notes: Sequence[str]  # what the user should know
 
     @property
     def sizes(self) -> dict[str, int]:
         """Name in the repository -> bytes."""
-        sizes = {name: (self.folder / name).stat().st_size for name in self.names}
-        return dict(sorted((sizes | {name: len(content) for name, content in self.changed.items()}).items()))
+        return {name: one.stat().st_size if isinstance(one, Path) else len(one) for name, one in self.files.items()}
 
 
 @dataclass(frozen=True)
@@ -76,11 +68,7 @@ class Published:
 
 
 def check_token() -> None:
-    """Checks that there is a token to log in with.
-
-    Raises:
-        PublishError: There is none.
-    """
+    """Raises `PublishError` if there is no token to log in with."""
     if not get_token():
         raise PublishError(f"there is no token for the Hub; {LOG_IN}")
 
@@ -88,9 +76,7 @@ def check_token() -> None:
 def prepare(folder: Path, repo: str) -> Upload:
     """Checks a model's folder, its code and its card, and returns the files to send. It makes no network requests.
 
-    Args:
-        folder: The model's folder: a finished run's, one of averaged weights, or what `save_pretrained` wrote.
-        repo: The repository's name, "user/name". The code in the card that is sent loads the model by this name.
+    The code in the card that is sent loads the model by the repository's name, "user/name".
 
     Raises:
         PublishError: `repo` is no repository's name, the model can't be loaded, its own code is missing or version
@@ -100,8 +86,8 @@ def prepare(folder: Path, repo: str) -> Upload:
     if not is_repository(repo):
         raise PublishError(f"{repo!r} is not a repository's name; give user/name")
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    sent = [name for name in names if _matches(name, SENT)]
-    check_links(folder, [folder / name for name in sent], in_cache=True)
+    files: dict[str, Path | bytes] = {name: folder / name for name in names if _matches(name, SENT)}
+    check_links(folder, [folder / name for name in files], in_cache=True)
     if ADAPTER in names:
         raise PublishError(
             f"{folder} has an adapter, not a model; publish it with PEFT's push_to_hub, or merge it into the model "
@@ -112,12 +98,12 @@ def prepare(folder: Path, repo: str) -> Upload:
     if code.old:
         raise PublishError(str(code.note(folder)))
     card, notes = _checked_card(folder, repo)
-    notes += filter(None, [code.note(folder)])
-    changed = {} if card is None else {CARD: card.encode()}
-    if LICENSE_OF_CODE not in sent and any(name.endswith("_vanilla_transformer.py") for name in sent):
-        changed[LICENSE_OF_CODE] = LICENSE.read_bytes()  # code that was saved without this package lacks it
-    left_out = [name for name in names if name not in sent]
-    return Upload(folder, [name for name in sent if name not in changed], changed, left_out, notes)
+    if card is not None:
+        files[CARD] = card.encode()
+    if any(name.endswith("_vanilla_transformer.py") for name in files):  # saved without this package, it has no licence
+        files.setdefault(LICENSE_OF_CODE, LICENSE.read_bytes())
+    left_out = [name for name in names if name not in files]
+    return Upload(dict(sorted(files.items())), left_out, [*notes, *filter(None, [code.note(folder)])])
 
 
 def publish(
@@ -143,9 +129,6 @@ def publish(
         token: For the Hub; None: the saved one.
         message: The commit's first line.
 
-    Returns:
-        Where it is.
-
     Raises:
         PublishError: There is no token, the user may not write there, or it is public already.
         ConnectionError: The Hub can't be reached, or fails; the message says what to do.
@@ -161,12 +144,10 @@ def publish(
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo, branch=revision, exist_ok=True)
         info = api.model_info(repo, revision=revision)
-        new = {*upload.names, *upload.changed}
         there = [one.rfilename for one in info.siblings or ()]
-        removed = [name for name in there if name not in new and _matches(name, STALE)]
+        removed = [name for name in there if name not in upload.files and _matches(name, STALE)]
         operations: list[CommitOperationAdd | CommitOperationDelete] = [
-            *(CommitOperationAdd(name, upload.folder / name) for name in upload.names),
-            *(CommitOperationAdd(name, content) for name, content in upload.changed.items()),
+            *(CommitOperationAdd(name, content) for name, content in upload.files.items()),
             *(CommitOperationDelete(name) for name in removed),
         ]
         done = api.create_commit(repo, operations, commit_message=message, revision=revision)
@@ -183,15 +164,7 @@ def check_private(api: HfApi, repo: str) -> None:
 
 @contextmanager
 def hub_errors(repo: str) -> Iterator[None]:
-    """Turns errors of the Hub's client into ones of a single line that name the fix.
-
-    Args:
-        repo: The repository's name, for the messages.
-
-    Raises:
-        PublishError: The user can fix it: the name, the rights, the card.
-        ConnectionError: The Hub can't be reached, or fails.
-    """
+    """Turns errors of the Hub's client into PublishError, which the user can fix, or ConnectionError, of one line."""
     fixes = {
         401: f"the Hub doesn't accept the token (401) for {repo}; {LOG_IN}",
         403: f"you may not write to {repo} (403); give a repository of your own, or {LOG_IN} there",
@@ -216,17 +189,13 @@ def hub_errors(repo: str) -> Iterator[None]:
 def _check_model(folder: Path) -> None:
     """Checks that a folder's model can be loaded, with this package and without it."""
     try:
-        config = read_json(folder / CONFIG)
         tensors_in(folder)
-        is_own = config.get("model_type") == MODEL_TYPE
-        if is_own:
+        if is_own := read_json(folder / CONFIG).get("model_type") == MODEL_TYPE:
             load_checkpoint(folder, local_files_only=True)
     except (CheckpointError, ValueError) as error:
         raise PublishError(f"{first_line(error)}; only a model that can be loaded is published") from error
-    settings = [config]
-    if (folder / "tokenizer_config.json").is_file():
-        settings.append(read_json(folder / "tokenizer_config.json"))
-    classes = json.dumps([one.get("auto_map") for one in settings])  # such as "modeling_x.Class"; others are elsewhere
+    settings = [folder / name for name in (CONFIG, "tokenizer_config.json") if (folder / name).is_file()]
+    classes = json.dumps([read_json(one).get("auto_map") for one in settings])  # "modeling_x.Class"; others: elsewhere
     modules = {*re.findall(r'"(\w+)\.\w+"', classes), *(["modeling_vanilla_transformer"] if is_own else [])}
     if missing := sorted(one for one in modules if not (folder / f"{one}.py").is_file()):
         raise PublishError(
@@ -252,7 +221,6 @@ def _checked_card(folder: Path, repo: str) -> tuple[str | None, list[str]]:
         facts, changed = read_facts(folder)
     except CardError as error:
         raise PublishError(str(error)) from error
-    text = file.read_text(encoding="utf-8-sig")
     if changed:
         raise PublishError(
             f"the weights in {folder} have changed since {CARD} was written; write it again with `{make} --overwrite`"
@@ -260,7 +228,12 @@ def _checked_card(folder: Path, repo: str) -> tuple[str | None, list[str]]:
     notes = [] if card.data.get("license") else [f"{CARD} names no licence; `{make} --license ID --overwrite` adds one"]
     if facts.samples:
         notes.append(f"{CARD} shows {len(facts.samples)} sentences of the data that the model was scored on")
-    published = published_as(text, repo, facts.name)
-    if published == text:
+    if facts.name == repo:
         return None, notes
-    return published, [*notes, f"in the {CARD} that is sent, the model's name is {repo}"]
+    if card.text == fill_model_card(facts).text:
+        notes.append(f"in the {CARD} that is sent, the model's name is {repo}")
+        return str(fill_model_card(replace(facts, name=repo))), notes
+    sent = str(card).replace(literal(facts.name), literal(repo))
+    if sent == str(card):
+        return None, notes
+    return sent, [*notes, f"in the {CARD} that is sent, the code loads {repo}; all else is as in {file}"]

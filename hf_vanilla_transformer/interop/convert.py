@@ -5,6 +5,7 @@ Any other folder with a config.json is taken for a Marian model, and any name on
 """
 
 import copy
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,28 +13,19 @@ from typing import Any
 import torch
 
 from ..checkpoints.files import check_new_folder, new_folder
+from ..checkpoints.kinds import CONFIG
 from ..checkpoints.loading import tokenizer_fingerprint
 from ..errors import first_line
 from ..hub.facts import RunFacts, local_name, strings
 from ..hub.model_card import save_card
-from . import eole, fairseq, joeynmt, marian, marian_npz, opennmt, state_dict
-from .interface import ConversionError, ConversionOptions, Converted, check_savable
+from . import SYSTEMS
+from .interface import ConversionError, ConversionOptions, Converted, check_distance, check_savable, distance
 from .pickles import read, tensors_of
 
-SYSTEMS: dict[str, ModuleType] = {
-    "marian": marian,
-    "marian-npz": marian_npz,
-    "fairseq": fairseq,
-    "opennmt": opennmt,
-    "eole": eole,
-    "joeynmt": joeynmt,
-    "mapping": state_dict,
-}
 UNKNOWN = (
     "isn't the model of a known system; give --from with one of {known}, or --mapping (--list-mappings has the shipped "
     "ones). docs/interop.md says what their models consist of; tensor2tensor isn't supported"
 )
-TOLERANCE = 1e-3  # of log-probabilities, as a part of the largest: other kernels round differently
 LIMITS = "Quality, training data and licence are those of the original model."
 
 
@@ -62,7 +54,7 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
         raise ConversionError(f"vocabularies are for marian-npz, and {name} models have their own; leave them out")
     if given.revision is not None and (name != "marian" or Path(source).exists()):
         raise ConversionError(f"a revision is of a name on the Hub, and {source} is none; leave it out")
-    loaded: Converted = SYSTEMS[name].load(source, given)
+    loaded: Converted = _module_of(name).load(source, given)
     notes = loaded.notes
     if given.check is not None:
         notes += (_checked(loaded, Path(given.check)),)
@@ -81,14 +73,11 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
 
 
 def recognise(source: str | Path) -> str:
-    """Returns the system that a model comes from; the layout of a mapping's model is known to its owner only.
-
-    Raises:
-        ConversionError: It is unknown.
-    """
+    """Returns the system that a model comes from; the layout of a mapping's model is known to its owner only."""
     place = Path(source)
-    found = [name for name, system in SYSTEMS.items() if hasattr(system, "recognises") and system.recognises(place)]
-    if not found and (not place.exists() or (place / "config.json").exists()):  # Marian's error says more
+    recognises = {name: getattr(_module_of(name), "recognises", None) for name in SYSTEMS}
+    found = [name for name, tells in recognises.items() if tells is not None and tells(place)]
+    if not found and (not place.exists() or (place / CONFIG).exists()):  # Marian's error says more
         return "marian"
     known = ", ".join(SYSTEMS)
     if not found:
@@ -98,6 +87,10 @@ def recognise(source: str | Path) -> str:
             f"{source} looks like several systems' ({', '.join(found)}); give --from with one of {known}"
         )
     return found[0]
+
+
+def _module_of(system: str) -> ModuleType:
+    return import_module(f".{SYSTEMS[system][0]}", __package__)
 
 
 @torch.no_grad()
@@ -112,15 +105,11 @@ def _checked(loaded: Converted, file: Path) -> str:
         pad = loaded.model.config.pad_token_id
         kept = inputs["decoder_input_ids"].ne(-1 if pad is None else pad)
         kept[:, 0] = True  # padding may be the start token
-        difference = ((found - expected)[kept].abs().max() / expected[kept].abs().max()).item()
+        difference = distance(found[kept], expected[kept])
     except (KeyError, IndexError, ValueError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise ConversionError(f"{file} lacks ids or logits, or has others than this model's ({reason})") from error
-    if not difference <= TOLERANCE:  # NaN isn't either
-        raise ConversionError(
-            f"the model isn't the original: its logits differ from those in {file} by {difference:.1e} of the largest "
-            f"({TOLERANCE:.0e} is allowed); check what no tensor tells: heads, norms, activation, positions, scaling"
-        )
+    check_distance(difference, "original", "; check what no tensor tells: heads, norms, activation, positions, scaling")
     return f"logits differ from those in {file} by at most {difference:.0e} of the largest"
 
 

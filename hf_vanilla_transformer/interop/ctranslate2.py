@@ -64,14 +64,7 @@ def write_ctranslate2(
 ) -> list[str]:
     """Writes a model for `ctranslate2.Translator`, with its tokenizer's files: a writer of `export`.
 
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer.
-        folder: An empty folder.
-        quantization: A type of CTranslate2's, such as "int8" or "float16"; None: the weights stay as they are.
-
-    Raises:
-        ConversionError: CTranslate2 can't express the model.
+    `quantization` is a type of CTranslate2's, such as "int8" or "float16"; None: the weights stay as they are.
     """
     write_model(model, tokenizer, folder, quantization=quantization)
     tokenizer.save_pretrained(folder)
@@ -104,11 +97,7 @@ def write_model(
 
 
 def write_other_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes a model of another architecture, by CTranslate2's own loader, as `write_model` does.
-
-    Raises:
-        ConversionError: CTranslate2 has no loader for it, or one that fails.
-    """
+    """Writes a model of another architecture, by CTranslate2's own loader, as `write_model` does."""
     own = model.config
     if (loader := _MODEL_LOADERS.get(name := type(own).__name__)) is None:
         raise ConversionError(f"CTranslate2 has no loader for a {type(model).__name__}")
@@ -173,11 +162,7 @@ class VanillaTransformerLoader(ModelLoader):
 
     @torch.no_grad()
     def get_model_spec(self, model: VanillaTransformerForConditionalGeneration) -> transformer_spec.TransformerSpec:
-        """Describes the weights.
-
-        Raises:
-            ConversionError: CTranslate2 can't express the model.
-        """
+        """Describes the weights."""
         check_plain(model)
         config = model.config
         if model.dtype == torch.float64:
@@ -261,11 +246,7 @@ class VanillaTransformerLoader(ModelLoader):
         model: VanillaTransformerForConditionalGeneration,
         tokenizer: PreTrainedTokenizerBase,
     ) -> None:
-        """Sets the special tokens by their names in the target's vocabulary.
-
-        Raises:
-            ConversionError: There is none to start or to end with.
-        """
+        """Sets the special tokens by their names in the target's vocabulary."""
         settings, target = model.generation_config, self.get_vocabulary(model, tokenizer)[1]
         for field in ("decoder_start_token", "eos_token"):
             number = next(iter(as_list(getattr(settings, f"{field}_id"))), None)

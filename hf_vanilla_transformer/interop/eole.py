@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.loading import read_json
+from ..checkpoints.headers import read_json
+from ..checkpoints.kinds import CONFIG
 from .interface import ConversionError, ConversionOptions, Converted, check_options
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
-from .opennmt import ATTENTION, BOS, EOS, PAD, POSITION_ENCODINGS, SPECIAL_TOKENS
+from .opennmt import ATTENTION, DECODING, POSITION_ENCODINGS, refuse_transforms, tokenizer_for, tokens_of
 from .opennmt import TRANSFORMS as OPENNMT_TRANSFORMS
 from .pickles import read
-from .segmentation import TOKENIZED_TEXT, tokenizer_of
+from .segmentation import TOKENIZED_TEXT
 
 LAYERS = {stack: f"{stack}.transformer_layers.*" for stack in STACKS}
 NAMES: dict[str, str | float] = {
@@ -53,26 +54,20 @@ UNWANTED = (
 )
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "silu": "silu"}
 ENCODINGS = {**POSITION_ENCODINGS, "Learned": "learned"}
-DECODING = "a folder of Eole has no generation settings: the paper's are written (beam of 4, alpha 0.6)"
 TRANSFORMS = (*OPENNMT_TRANSFORMS, "suffix", "prefix")
 
 
 def recognises(source: Path) -> bool:
     """Tells by its files whether a folder is Eole's."""
-    files = [source / name for name in ("config.json", "vocab.json")]
+    files = [source / name for name in (CONFIG, "vocab.json")]
     return all(file.is_file() for file in files) and "embeddings" in (read_json(files[0]).get("model") or ())
 
 
 def load(source: str | Path, options: ConversionOptions) -> Converted:
-    """Reads a model.
-
-    Raises:
-        ConversionError: A file can't be read, the model computes something else, or tensors are missing, unknown or of
-            another shape.
-    """
+    """Reads a model."""
     folder = Path(source)
     try:
-        config, vocabulary = read_json(folder / "config.json"), read_json(folder / "vocab.json")
+        config, vocabulary = read_json(folder / CONFIG), read_json(folder / "vocab.json")
     except ValueError as error:
         raise ConversionError(str(error)) from error
     model = config.get("model") or {}
@@ -82,15 +77,12 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
     if not files:
         raise ConversionError(f"{folder} has no model.00.safetensors; give the folder that `eole train` wrote")
     tensors = {name: value for file in files for name, value in read(file).items()}
-    names, fields = _names(model), {**_fields(model), **_tokens(vocabulary)}
-    loaded = from_tensors(tensors, Layout(names, fields, ignored=IGNORED, required=("*layer_norm.bias",)))
+    tokens, fields = tokens_of(vocabulary)
+    layout = Layout(_names(model), {**_fields(model), **fields}, ignored=IGNORED, required=("*layer_norm.bias",))
+    loaded = from_tensors(tensors, layout)
     if not options.with_tokenizer:
         return Converted(loaded, notes=(DECODING,))
-    tokens = (list(vocabulary["src"]), list(vocabulary.get("tgt") or vocabulary["src"]))
-    special = {name: token for name, token in SPECIAL_TOKENS.items() if token in tokens[0] and token in tokens[1]}
-    files_of = _subword_models(config)
-    tokenizer = tokenizer_of(folder, tokens, special, files=files_of, source_eos=False)
-    return Converted(loaded, tokenizer, notes=(DECODING, TOKENIZED_TEXT))
+    return Converted(loaded, tokenizer_for(folder, tokens, _subword_models(config)), notes=(DECODING, TOKENIZED_TEXT))
 
 
 def _names(model: Mapping[str, Any]) -> dict[str, str | float]:
@@ -137,33 +129,9 @@ def _fields(model: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tokens(vocabulary: Mapping[str, Any]) -> dict[str, Any]:
-    source, target = vocabulary.get("src"), vocabulary.get("tgt") or vocabulary.get("src")
-    if not isinstance(source, list) or not isinstance(target, list):
-        raise ConversionError("vocab.json has no lists of tokens named src and tgt")
-    start = vocabulary.get("decoder_start_token") or BOS
-    if absent := [token for token in (PAD, start, EOS) if token not in target or token not in source]:
-        raise ConversionError(f"vocab.json has no {', '.join(absent)} on both sides; convert a model with Eole's own")
-    if source.index(PAD) != target.index(PAD):
-        raise ConversionError(
-            f"{PAD} has the id {source.index(PAD)} in the source and {target.index(PAD)} in the target"
-        )
-    return {
-        "pad_token_id": target.index(PAD),
-        "bos_token_id": target.index(BOS) if BOS in target else None,
-        "eos_token_id": target.index(EOS),
-        "decoder_start_token_id": target.index(start),
-    }
-
-
 def _subword_models(config: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The files that segment source and target, as far as config.json names them."""
-    used = config.get("transforms") or []
-    if others := [name for name in used if name not in TRANSFORMS]:
-        raise ConversionError(
-            f"the model's texts go through {', '.join(others)}, and no tokenizer here does that; convert without one: "
-            "--no-tokenizer"
-        )
+    refuse_transforms(name for name in config.get("transforms") or [] if name not in TRANSFORMS)
     settings: dict[str, Any] = {}
     for one in (config.get("transforms_configs") or {}).values():
         settings |= one if isinstance(one, dict) else {}

@@ -6,21 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.files import check_new_folder, new_folder
+from . import FORMATS, STOCK
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-
-# Format -> the module with `write_FORMAT`.
-WRITERS = {
-    "ctranslate2": "ctranslate2",
-    "onnx": "onnx",
-    "stock": "stock",
-    "torch": "torch_nn",
-    "transformers_js": "transformers_js",  # with stock's files
-}
-STOCK = ("stock", "transformers_js")
 
 
 def export(
@@ -37,8 +28,8 @@ def export(
     Args:
         model: A model of this package, such as that of a `Translator`; `from_marian` makes one of a Marian model.
         output: The folder to write. It appears when it is complete, and may exist if it is empty.
-        to: The format: "ctranslate2", "onnx" (for onnxruntime), "stock" (a class of transformers' own),
-            "transformers_js" (the same, with graphs for the browser) or "torch" (`torch.nn.Transformer`'s state dict).
+        to: The format: "ctranslate2", "onnx" (for onnxruntime), "stock" (a class of transformers' own) or
+            "transformers_js" (the same, with graphs for the browser).
         tokenizer: The model's tokenizer, whose files are written too.
         source: What the model was loaded from, a folder or a name on the Hub: the result gets the folder's licence, and
             "stock" and "transformers_js" a card that says what the folder's does.
@@ -69,9 +60,9 @@ def export(
 
 def writer_of(to: str) -> Callable[..., list[str]]:
     """Imports the function that writes a format into an empty folder; errors are those of `export`."""
-    if to not in WRITERS:
-        raise ValueError(f"there is no format {to!r}; give one of {', '.join(WRITERS)}")
-    write: Callable[..., list[str]] = getattr(_module(WRITERS[to]), f"write_{to}")
+    if to not in FORMATS:
+        raise ValueError(f"there is no format {to!r}; give one of {', '.join(FORMATS)}")
+    write: Callable[..., list[str]] = getattr(_module(to), f"write_{to}")
     return write
 
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..checkpoints.files import check_links
+from ..checkpoints.headers import read_json
 from ..checkpoints.kinds import CONFIG
-from ..checkpoints.loading import MODEL_TYPE, read_json
+from ..checkpoints.loading import MODEL_TYPE
 from ..hub.facts import RunFacts, is_repository, local_name, read_facts, said_by_author, with_what_was_said
 from ..hub.model_card import save_card
 from ..hub.upload import LICENSE_OF_CODE
@@ -33,11 +34,11 @@ def facts_about(
     return with_what_was_said(facts, said), None
 
 
-def save_stock_card(folder: Path, output: Path, facts: RunFacts, notes: Sequence[str]) -> None:
-    """Writes the card of a model that was exported as one of transformers' own; the folder will be `output`."""
+def save_stock_card(folder: Path, place: Path | str, facts: RunFacts, notes: Sequence[str]) -> None:
+    """Writes the card of a model that was exported as one of transformers' own; `place` is its folder or repository."""
     (kind,) = read_json(folder / CONFIG)["architectures"]
     limits = [facts.limits, *(f"{one[0].upper()}{one[1:]}." for one in notes)]
-    name = local_name(output)
+    name = local_name(place) if isinstance(place, Path) else place
     save_card(folder, replace(facts, name=name, stock=kind, limits="\n\n".join(filter(None, limits))))
 
 

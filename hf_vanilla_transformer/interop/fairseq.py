@@ -5,6 +5,7 @@ are the vocabularies. The sinusoids of fairseq begin after the padding's index, 
 The generation config is that of fairseq-generate without options.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,9 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..errors import first_line
 from .interface import ConversionError, ConversionOptions, Converted
 from .layout import KINDS, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
-from .pickles import fields_of, read, tensors_of, texts_in
+from .pickles import fields_of, read, read_text, tensors_of, texts_in
 from .segmentation import TOKENIZED_TEXT, tokenizer_of
 
 SETTINGS = ("args", "cfg")  # where a checkpoint has them, beside `model`
@@ -83,21 +83,20 @@ def recognises(source: Path) -> bool:
 
 
 def load(source: str | Path, options: ConversionOptions) -> Converted:
-    """Opens a model.
-
-    Raises:
-        ConversionError: A file is missing or damaged, tensors are missing, unknown or of another shape, or a setting
-            makes a model that this package doesn't have.
-    """
+    """Opens a model."""
     file = _checkpoint(Path(source))
     value = read(file)
     if not isinstance(value, Mapping) or "model" not in value or value.keys().isdisjoint(SETTINGS):
         raise ConversionError(f"{file} is no checkpoint of fairseq: it lacks `model`, or `args` and `cfg`")
     settings = settings_of(value)
-    tensors = tensors_of(value["model"], file)
-    model = from_tensors(tensors, layout_of(settings, tensors))
+    tensors, dictionaries = tensors_of(value["model"], file), _dictionaries(file.parent, settings)
+    layout = layout_of(settings, tensors)
+    sizes = zip(("vocab_size", "decoder_vocab_size"), map(len, dictionaries), strict=True)
+    fields = {**layout.fields, **{name: size for name, size in sizes if size}}
+    model = from_tensors(tensors, dataclasses.replace(layout, fields=fields))
     model.generation_config = _generation_config(settings, model.config)
-    dictionaries = _dictionaries(file.parent, settings, model.config)
+    if model.config.share_encoder_decoder_embeddings and [] not in dictionaries and dictionaries[0] != dictionaries[1]:
+        raise ConversionError("source and target share their embeddings, and their dictionaries differ")
     notes = [DECODING_NOTE]
     if [] in dictionaries:
         notes.append("there are no dictionaries (dict.*.txt) of both languages beside it: none was compared")
@@ -141,11 +140,7 @@ def settings_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Layout:
-    """Returns the layout of a checkpoint.
-
-    Raises:
-        ConversionError: A setting makes a model that this package doesn't have.
-    """
+    """Returns the layout of a checkpoint."""
     if reasons := [name for name in REFUSED if settings.get(name)]:
         raise ConversionError(f"it has what this model doesn't: {', '.join(reasons)}")
     if settings["task"] not in (None, "translation"):  # the decoder may start from another token than </s>
@@ -215,35 +210,20 @@ def _names(tensors: Mapping[str, Tensor], is_learned: bool, has_last_norms: bool
 
 
 # ---- Dictionaries ----
-def _dictionaries(
-    folder: Path, settings: Mapping[str, Any], config: VanillaTransformerConfig
-) -> tuple[list[str], list[str]]:
+def _dictionaries(folder: Path, settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Returns the tokens of source and target in the order of their ids; [] where there is no file."""
     files = [folder / f"dict.{settings.get(name)}.txt" for name in LANGUAGES]
     source, target = (dictionary(file) if file.is_file() else [] for file in files)
     if settings.get("merge_src_tgt_embed") and source and target:
         source = target = list(dict.fromkeys([*source, *target]))
-    for side, words, size in (("source", source, config.vocab_size), ("target", target, config.target_vocab_size)):
-        if words and len(words) != size:
-            raise ConversionError(f"the {side} dictionary has {len(words):,} entries and the embeddings {size:,} rows")
-    if config.share_encoder_decoder_embeddings and source and target and source != target:
-        raise ConversionError("source and target share their embeddings, and their dictionaries differ")
     return source, target
 
 
 def dictionary(file: Path) -> list[str]:
-    """Reads a dict.*.txt: a token and its count per line, after the special tokens.
-
-    Raises:
-        ConversionError: A line isn't one of a dictionary, or a token occurs twice.
-    """
-    try:
-        lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise ConversionError(f"{file} isn't a text in UTF-8 ({first_line(error)})") from error
+    """Reads a dict.*.txt: a token and its count per line, after the special tokens."""
     tokens = list(SPECIAL)
     known = set(tokens)
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(file).rstrip("\n").split("\n"), 1):
         entry = line.rstrip().removesuffix(OVERWRITE)
         token, _, count = entry.rpartition(" ")
         if not count.lstrip("-").isdecimal():

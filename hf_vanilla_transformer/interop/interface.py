@@ -1,15 +1,30 @@
-"""What the module of each system gets, returns and raises: options, the result, the error, and checks."""
+"""What the module of each system gets, returns and raises: options, the result, the error, and checks.
 
+Everything in this folder raises `ConversionError` for a file, a setting or a tensor that it can't convert exactly.
+"""
+
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..errors import named
+from ..modeling_vanilla_transformer import SinusoidalPositions, VanillaTransformerForConditionalGeneration
+
+# Whose modules compute with fewer bits than their weights say.
+QUANTIZERS = ("torch.ao.", "torchao.", "optimum.quanto.", "bitsandbytes.")
+
+# How far logits may be from a model's, as a part of the largest where that is above 1, and what is said beyond that.
+LIMITS = {
+    "onnx": (1e-4, "onnxruntime's logits differ from the model's"),
+    "stock": (1e-4, "the logits of the exported model differ"),  # epsilons do
+    "original": (1e-3, "the model isn't the original: its logits differ from those in the file"),  # kernels differ
+}
 
 
 class ConversionError(ValueError):
@@ -59,16 +74,7 @@ class Converted:
 def check_options(
     options: Mapping[str, Any], wanted: Mapping[str, tuple[object, ...]], unwanted: Sequence[str] = ()
 ) -> None:
-    """Refuses the options of a model that computes something else.
-
-    Args:
-        options: Those that the model was made with.
-        wanted: Option -> the values that it may have, where it is given.
-        unwanted: Options that have to be off.
-
-    Raises:
-        ConversionError: An option has another value.
-    """
+    """Refuses options with other values than `wanted` has for them, where they are given, and `unwanted` ones."""
     for name, values in wanted.items():
         if name in options and options[name] not in values:
             known = repr(values[0]) if len(values) == 1 else " or ".join(map(str, values))
@@ -79,23 +85,25 @@ def check_options(
 
 
 def check_savable(settings: GenerationConfig) -> None:
-    """Checks generation settings before anything is written; older versions of transformers saved what 5 refuses.
-
-    Raises:
-        ConversionError: transformers won't save them.
-    """
+    """Checks generation settings before anything is written; older versions of transformers saved what 5 refuses."""
     try:
         settings.validate(strict=True)
     except ValueError as error:
         raise ConversionError(f"correct generation_config.json: {' '.join(str(error).split())}") from error
 
 
-def check_plain(model: nn.Module) -> None:
-    """Checks, before its weights are written elsewhere, that a model computes what its weights and configuration say.
+def check_unquantized(model: nn.Module) -> None:
+    """Raises `ConversionError` for a model whose weights are quantized, all of them or some."""
+    kinds: set[type] = {type(one) for one in model.parameters()} - {nn.Parameter, Tensor}
+    kinds |= {type(one) for one in model.modules() if type(one).__module__.startswith(QUANTIZERS)}
+    if kinds or getattr(model, "is_quantized", False):
+        found = f" ({named(one.__name__ for one in kinds)})" if kinds else ""
+        raise ConversionError(f"its weights are quantized{found}; export the model as it was before that")
 
-    Raises:
-        ConversionError: It is another class, or modules were replaced (adapters, quantization) or have hooks.
-    """
+
+def check_plain(model: nn.Module) -> None:
+    """Refuses a model that computes something else than its weights and configuration say: with adapters or hooks."""
+    check_unquantized(model)
     kind = VanillaTransformerForConditionalGeneration
     if type(model) is not kind:
         raise ConversionError(f"{type(model).__name__} can't be exported; only {kind.__name__} can")
@@ -115,3 +123,25 @@ def check_plain(model: nn.Module) -> None:
             raise ConversionError(
                 f"{name or 'the model'} has hooks or a forward of its own; remove them before the export"
             )
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Returns how far logits differ at most, as a part of the largest expected one where that is above 1."""
+    return ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
+
+
+def check_distance(difference: float, kind: str, end: str = "") -> float:
+    """Returns the distance of logits; raises `ConversionError` if it is more than this kind's in `LIMITS`, or NaN."""
+    limit, what = LIMITS[kind]
+    if not difference <= limit:
+        raise ConversionError(f"{what} by {difference:.1e} of the largest ({limit:.0e} is allowed){end}")
+    return difference
+
+
+def in_float32(model: VanillaTransformerForConditionalGeneration) -> VanillaTransformerForConditionalGeneration:
+    """Returns a copy on the CPU in float32, with sinusoids that the model's own type hasn't rounded."""
+    exact: Any = copy.deepcopy(model).cpu().float().eval()
+    for stack in (exact.model.encoder, exact.model.decoder):
+        if isinstance(stack.embed_positions, SinusoidalPositions):
+            stack.embed_positions = SinusoidalPositions(exact.config)
+    return exact

@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from ..errors import first_line
 from ..tokenization_dictionary import SEPARATOR
 from .interface import ConversionError, ConversionOptions, Converted
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
-from .pickles import read, tensors_of
+from .pickles import parse_yaml, read, read_text, tensors_of
 from .segmentation import tokenizer_of
 
 NAMES = {
@@ -61,16 +58,7 @@ def recognises(source: Path) -> bool:
 
 
 def load(source: str | Path, options: ConversionOptions) -> Converted:
-    """Reads a model.
-
-    Args:
-        source: The model's folder, with best.ckpt or one other .ckpt file, or such a file.
-        options: The options of the conversion.
-
-    Raises:
-        ConversionError: A file is missing or can't be read, the model has what this package's doesn't, or tensors are
-            missing, unknown or of another shape.
-    """
+    """Reads a model; `source` is its folder, with best.ckpt or one other .ckpt file, or such a file."""
     place = Path(source)
     folder = place.parent if place.is_file() else place
     config = _config(folder)
@@ -129,10 +117,7 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
 def _config(folder: Path) -> dict[str, Any]:
     """Reads config.yaml, and checks that its sections are tables."""
     file = folder / "config.yaml"
-    try:
-        config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise ConversionError(f"{file} can't be read ({first_line(error)})") from error
+    config = parse_yaml(read_text(file), file)
     if isinstance(config, dict):
         config = {"data": {}, **config, "testing": config.get("testing") or {}}
     for path in ("model.encoder.embeddings", "model.decoder", "data", "testing"):
@@ -162,10 +147,7 @@ def _vocabulary(folder: Path, config: Mapping[str, Any], side: str, special: Spe
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
         return []
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConversionError(f"{file} can't be read ({first_line(error)})") from error
+    lines = read_text(file).removesuffix("\n").split("\n")
     tokens = list(dict.fromkeys([*(token for _, token in special.values()), *lines]))
     if wrong := [f"{token} isn't {i}" for i, token in special.values() if tokens[i : i + 1] != [token]]:
         raise ConversionError(f"the {side} vocabulary isn't that of config.yaml: the id of {', '.join(wrong)}")

@@ -1,4 +1,4 @@
-"""Tables of names: another system's tensors become this model's parameters, and the reverse.
+"""Tables of names: another system's tensors become this model's parameters.
 
 A table maps parameters of this model, without "model.", to names of the other system:
 
@@ -113,7 +113,6 @@ class _NamedTensors:
         return len(one) == len(two) and all(map(torch.equal, one, two))
 
 
-# ---- In ----
 def from_tensors(tensors: Mapping[str, Tensor], layout: Layout) -> VanillaTransformerForConditionalGeneration:
     """Makes a model of another system's tensors.
 
@@ -205,6 +204,10 @@ def _config(theirs: _NamedTensors) -> VanillaTransformerConfig:
     for name in ("share_encoder_decoder_embeddings", "tie_word_embeddings"):
         if layout.fields.get(name) and not found[name]:
             raise ConversionError(f"{name} is true, and the matrices differ")
+    for side, name in (("source", "vocab_size"), ("target", "decoder_vocab_size")):
+        if (size := layout.fields.get(name)) not in (None, found[name]):
+            rows = f"{found[name]:,} rows ({name})"
+            raise ConversionError(f"the {side} dictionary has {size:,} entries and the embeddings {rows}")
     fields = {**found, **layout.fields}
     if layout.unbiased_norm:  # (s + eps) is closest to sqrt(s^2 + 2 eps) where s is 1
         fields["layer_norm_eps"] *= 2 * math.sqrt((fields["d_model"] - 1) / fields["d_model"])
@@ -405,23 +408,6 @@ def _fold(weights: dict[str, Tensor], config: VanillaTransformerConfig, layout: 
             weights[name] = weights[name] * (layout.attention_scale * math.sqrt(d_k))
 
 
-# ---- Out ----
-def to_tensors(model: VanillaTransformerForConditionalGeneration, layout: Layout) -> dict[str, Tensor]:
-    """Returns a model's parameters under another system's names: the opposite of `from_tensors`, without folding."""
-    config, own = model.config, {name.removeprefix("model."): value for name, value in model.state_dict().items()}
-    tensors: dict[str, Tensor] = {}
-    written: set[str] = set()
-    for rule in rules_of(layout, {"encoder": config.encoder_layers, "decoder": config.decoder_layers}):
-        if not set(rule.ours) <= own.keys():
-            continue
-        value = torch.cat([own[name] for name in rule.ours])
-        tensors |= dict(zip(rule.theirs, value.chunk(len(rule.theirs)), strict=True))
-        written.update(rule.ours)
-    tied = {name for name in (TARGET, OUTPUT) if name in own and _is_tied(name, config)}
-    assert own.keys() == written | tied, own.keys() - written - tied
-    return tensors
-
-
 def _is_tied(name: str, config: VanillaTransformerConfig) -> bool:
     if name == OUTPUT:
         return config.tie_word_embeddings
@@ -430,12 +416,10 @@ def _is_tied(name: str, config: VanillaTransformerConfig) -> bool:
 
 # ---- Names ----
 def layer_names(places: Mapping[str, str], words: Mapping[str, str]) -> dict[str, str]:
-    """Returns the part of a table that names the layers of a system.
+    """Returns the part of a table that names layers; `places` says where those of a stack are, with `*`.
 
-    Args:
-        places: Stack -> where its layers are, with `*`.
-        words: What they call "self_attn.q_proj", or its words "self_attn" and "q_proj", and so on; the other words are
-            the same. "decoder.self_attn" is the decoder's alone.
+    `words` has what they call "self_attn.q_proj", or its words "self_attn" and "q_proj", and so on, where it isn't the
+    same; "decoder.self_attn" is the decoder's alone.
     """
 
     def theirs(stack: str, name: str) -> str | None:

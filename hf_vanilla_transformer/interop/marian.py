@@ -22,14 +22,9 @@ from torch import Tensor
 from transformers import GenerationConfig, MarianMTModel, MarianTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..checkpoints.loading import (
-    check_tokenizer,
-    load_model,
-    load_tokenizer,
-    read_json,
-    tokenizer_fingerprint,
-    without_advice,
-)
+from ..checkpoints.headers import read_json
+from ..checkpoints.kinds import CONFIG, SOURCE_SPM, TOKENIZER, TOKENIZER_CONFIG
+from ..checkpoints.loading import check_tokenizer, load_model, load_tokenizer, tokenizer_fingerprint, without_advice
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
 from ..hub.card_file import CARD, load_card
@@ -105,11 +100,7 @@ def from_marian(
 
 
 def load(source: str | Path, options: ConversionOptions) -> Converted:
-    """Opens a Marian model with its tokenizer and the metadata of its card.
-
-    Raises:
-        ConversionError: As for `from_marian`.
-    """
+    """Opens a Marian model with its tokenizer and the metadata of its card."""
     folder = _folder_of(str(source), options.revision, None, options.local_files_only)
     model, tokenizer = _load(str(source), folder, options.with_tokenizer)
     try:
@@ -140,7 +131,7 @@ def _folder_of(source: str, revision: str | None, token: str | bool | None, loca
 # ---- Tokenizer ----
 def _tokenizer(folder: Path, system: str) -> PreTrainedTokenizerBase:
     """Opens OPUS-MT's tokenizer, or one that a tokenizer.json describes completely."""
-    file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    file, settings = folder / TOKENIZER, folder / TOKENIZER_CONFIG
     name = read_json(settings).get("tokenizer_class") if settings.is_file() else None
     if file.is_file() and name in TOKENIZER_FILES:
         return load_tokenizer(folder)
@@ -152,14 +143,10 @@ def _tokenizer(folder: Path, system: str) -> PreTrainedTokenizerBase:
 
 
 def opus_mt_tokenizer(folder: Path) -> MarianTokenizer:
-    """Opens the MarianTokenizer of a folder: source.spm, target.spm and vocab.json, and target_vocab.json for a second.
-
-    Raises:
-        ValueError: A file is missing or damaged, or the end or the unknown token has two ids; the message says which.
-    """
-    settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+    """Opens a folder's MarianTokenizer; raises ValueError if a file is missing or damaged, or special ids differ."""
+    settings = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).exists() else {}
     separate = bool(settings.get("separate_vocabs"))
-    for name in ("source.spm", "target.spm"):
+    for name in (SOURCE_SPM, "target.spm"):
         if not (folder / name).is_file():
             raise ValueError(
                 f"{folder}: {name} is missing; OPUS-MT models with BPE instead of SentencePiece can't be converted"
@@ -192,7 +179,7 @@ def _compare_special(tokenizer: MarianTokenizer, source: Mapping[str, int], targ
 def _load(source: str, folder: Path, with_tokenizer: bool) -> tuple[VanillaTransformerForConditionalGeneration, Any]:
     """Makes model and tokenizer of the files in a folder; `source` is what the user calls it."""
     try:
-        system = read_json(folder / "config.json").get("model_type")
+        system = read_json(folder / CONFIG).get("model_type")
         if system not in FIXED_FIELDS:
             is_own = system == VanillaTransformerConfig.model_type
             reason = "a model of this package already; load it as it is" if is_own else "not of Marian's architecture"
@@ -222,11 +209,7 @@ def _build(
 
 
 def layout_of(marian: Any, tensors: Mapping[str, Tensor]) -> Layout:
-    """Returns the layout of a checkpoint.
-
-    Raises:
-        ConversionError: It has layer drop, or matrices differ that should be one by the configuration.
-    """
+    """Returns the layout of a checkpoint."""
     for stack in STACKS:
         if getattr(marian, f"{stack}_layerdrop"):
             raise ConversionError(

@@ -5,8 +5,13 @@ Marian has no start token: its decoder begins with a vector of zeros. Here, that
 """
 
 import base64
+import json
+import re
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,7 @@ from ..errors import first_line
 from ..tokenization_dictionary import SIDES, DictionaryTokenizer
 from .interface import ConversionError, ConversionOptions, Converted, check_options
 from .layout import OUTPUT, SOURCE, STACKS, TARGET, Layout, from_tensors
+from .pickles import parse_yaml
 from .segmentation import TOKENIZED_TEXT, tokenizer_of
 
 OPTIONS_INSIDE = "special:model.yml"
@@ -45,6 +51,11 @@ UNWANTED = (
 )
 # Orders of preprocess, postprocess and postprocess-top -> the position of the norms, and whether there are final ones.
 NORMS = {("", "dan", ""): ("post", False), ("n", "da", "n"): ("pre", True)}
+# What a vocabulary in YAML 1.1 may not have, or has as an end of a line: there, PyYAML's writer indents the next one.
+NOT_IN_YAML = re.compile(
+    r"[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]|[\x85\u2028\u2029] *"
+)
+PRIVATE = range(0xF0000, 0x10FFFE)  # Unicode's characters without a meaning
 SPECIAL_TOKENS: dict[str, Any] = {"pad_token": PAD, "eos_token": END, "unk_token": UNKNOWN}
 NOTES = (
     "Marian has no start token: <pad>, an added token with a vector of zeros, begins translations",
@@ -58,12 +69,7 @@ def recognises(source: Path) -> bool:
 
 
 def load(source: str | Path, options: ConversionOptions) -> Converted:
-    """Reads a model, and its vocabularies if they are given.
-
-    Raises:
-        ConversionError: A file can't be read, its model computes something else, tensors are missing, unknown or of
-            another shape, or a vocabulary doesn't fit.
-    """
+    """Reads a model, and its vocabularies if they are given."""
     file = Path(source)
     arrays = _arrays(file)
     settings = _settings(arrays, file)
@@ -97,10 +103,7 @@ def _settings(arrays: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Reads the options that the model was trained with, and refuses those of another model."""
     if OPTIONS_INSIDE not in arrays:
         raise ConversionError(f"{file} isn't Marian's: it has no {OPTIONS_INSIDE}; 8-bit .bin files can't be opened")
-    try:
-        settings = yaml.safe_load(arrays[OPTIONS_INSIDE].tobytes().rstrip(b"\0").decode())
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConversionError(f"{file}: {OPTIONS_INSIDE} can't be read ({first_line(error)})") from error
+    settings = parse_yaml(arrays[OPTIONS_INSIDE].tobytes().rstrip(b"\0"), f"{file}: {OPTIONS_INSIDE}")
     if not isinstance(settings, dict):
         raise ConversionError(f"{file}: {OPTIONS_INSIDE} has no options")
     check_options(settings, WANTED, UNWANTED)
@@ -210,20 +213,34 @@ def _tokens(file: Path) -> list[str]:
         if file.suffix == ".spm":
             model = sentencepiece.SentencePieceProcessor(model_file=str(file))
             return [model.id_to_piece(number) for number in range(model.get_piece_size())]
-        lines = file.read_text(encoding="utf-8").splitlines()
+        text = file.read_bytes().decode("utf-8-sig")
         if file.suffix == ".txt":
-            return lines
-        numbers = dict(_entry(line) for line in lines if line.strip(" {},"))
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConversionError(f"{file} can't be read as a vocabulary ({first_line(error)})") from error
-    if sorted(numbers.values()) != list(range(len(numbers))):
-        raise ConversionError(f"{file} isn't a vocabulary: its ids aren't 0 to {len(numbers) - 1}")
-    return sorted(numbers, key=numbers.__getitem__)
+            return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+        entries = _entries(text)
+    except (OSError, ValueError, RuntimeError, yaml.YAMLError) as error:
+        problem = " ".join(str(error).split())
+        raise ConversionError(f"{file} can't be read as a vocabulary ({problem})") from error
+    if twice := [token for token, count in Counter(token for token, _ in entries).items() if count > 1]:
+        raise ConversionError(f"{file} isn't a vocabulary: {twice[0]!r} is there twice")
+    if sorted(number for _, number in entries) != list(range(len(entries))):
+        raise ConversionError(f"{file} isn't a vocabulary: its ids aren't 0 to {len(entries) - 1}")
+    return [token for token, _ in sorted(entries, key=itemgetter(1))]
 
 
-def _entry(line: str) -> tuple[str, int]:
-    """Reads "token: id"; YAML itself would read yes, null or 1.0 as no text."""
-    token, _, number = line.strip().rstrip(",").rpartition(":")
-    token = token.strip()
-    quoted = token[:1] in "\"'" and token[-1:] == token[:1] and len(token) > 1
-    return (str(yaml.safe_load(token)) if quoted else token), int(number)
+def _entries(text: str) -> list[tuple[str, int]]:
+    """Returns what a mapping in JSON or YAML says, each token as it is spelled: Marian reads yes or 1.0 as text."""
+    with suppress(ValueError, TypeError):  # it is YAML, or no vocabulary
+        found = json.loads(text, strict=False, object_pairs_hook=list)
+        if all(type(number) is int for _, number in found):
+            return [*found]
+    # PyYAML refuses these characters, or ends lines at them, as YAML 1.1 does, but not Marian.
+    capital = text.upper()
+    free = (chr(code) for code in PRIVATE if chr(code) not in text and f"{code:X}" not in capital)
+    marks = {one: next(free) for one in {one[0] for one in NOT_IN_YAML.findall(text)}}
+    marked = NOT_IN_YAML.sub(lambda one: marks[one[0][0]], text)
+    node = yaml.compose(marked, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
+    pairs: Any = node.value if isinstance(node, yaml.MappingNode) else [[None]]
+    if not all(isinstance(one, yaml.ScalarNode) for pair in pairs for one in pair):
+        raise ValueError("it isn't a mapping of tokens to ids")
+    back = {ord(mark): one for one, mark in marks.items()}
+    return [(key.value.translate(back), int(value.value)) for key, value in pairs]

@@ -1,24 +1,25 @@
-"""This package's models as ONNX graphs: an encoder, a decoder, and a decoder that continues what it has decoded.
+"""This package's models as ONNX graphs: an encoder, and a decoder that begins a translation or continues it.
 
-Files, inputs and outputs have the names that Optimum gives them, as other programs expect. The graphs are made by
-torch.onnx, as transformers' own exporter (`transformers.exporters`, 5.23) can't make them: its export_for_generation
-writes no encoder, fixes the lengths of target and past at 1, and keeps sinusoids as a table with an end.
+Files, inputs and outputs have the names that Optimum and transformers.js know; the decoder begins with an `If` between
+the past that it is given and the first one. The graphs are made by torch.onnx, as transformers' own exporter
+(`transformers.exporters`, 5.23) can't make them: its export_for_generation writes no encoder, fixes the lengths of
+target and past at 1, and keeps sinusoids as a table with an end.
 """
 
-import copy
-import functools
 import logging
 import warnings
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import onnx_ir as ir
 import onnxruntime
 import onnxscript  # noqa: F401  # torch.onnx imports it too late for a good error
 import torch
 import torch.nn.functional as F
-from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+from onnx_ir.passes import Sequential, common
 from torch import Tensor, nn
 from transformers import EncoderDecoderCache, PreTrainedTokenizerBase
 
@@ -28,15 +29,17 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     sinusoidal_table,
 )
-from .interface import ConversionError, check_savable
+from .interface import ConversionError, check_distance, check_savable, check_unquantized, distance, in_float32
 
-ENCODER, DECODER, DECODER_WITH_PAST = "encoder_model", "decoder_model", "decoder_with_past_model"
-FIRST_PAST = "first_past"  # not one of Optimum's: what a decoder with a past begins with
-# How far logits may be from the model's, as a part of the largest where that is above 1.
-TOLERANCE = 1e-4
+ENCODER, DECODER, FLAG = "encoder_model", "decoder_model_merged", "use_cache_branch"
+KINDS = ("decoder.key", "decoder.value", "encoder.key", "encoder.value")
+LARGEST = 1_500_000_000  # bytes of weights in a graph; more are in a file beside it, as protobuf ends at 2 GB
 SPAN = 512  # rows of each of the two tables of sinusoids; together they are as large as one of 1,024 positions
-Run = Callable[[str, dict[str, Any]], dict[str, Any]]  # a graph's name, inputs -> outputs
 Progress = Callable[[str], object]  # is told what is done next
+# A branch has no weights of its own, and none of its names is also one of the graph around it.
+SHARE = Sequential(
+    common.LiftSubgraphInitializersToMainGraphPass(), common.DeduplicateInitializersPass(LARGEST), common.NameFixPass()
+)
 
 
 class Sizes(NamedTuple):
@@ -58,16 +61,11 @@ def write_onnx(
     folder: Path,
     progress: Progress = lambda step: None,
 ) -> list[str]:
-    """Writes a model as graphs for onnxruntime, with its settings and its tokenizer's files: a writer of `export`.
-
-    Raises:
-        ConversionError: It is quantized, torch.onnx can't express it, or onnxruntime computes something else.
-    """
+    """Writes a model as graphs for onnxruntime, with its settings and its tokenizer's files: a writer of `export`."""
     check_savable(model.generation_config)
-    write_graphs(model, folder, (ENCODER, DECODER, DECODER_WITH_PAST), progress)
+    write_graphs(model, folder, progress)
     progress("comparison")
-    opened = opener(folder)
-    notes = _notes(model, difference(model, lambda name, inputs: run_graph(opened(name), inputs)))
+    notes = _notes(model, check_distance(difference(model, folder), "onnx"))
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -75,21 +73,37 @@ def write_onnx(
 
 
 @torch.no_grad()
-def write_graphs(
-    model: VanillaTransformerForConditionalGeneration, folder: Path, names: Container[str], progress: Progress
-) -> None:
-    """Writes the graphs of these names into a folder; raises `ConversionError` if torch.onnx can't express one."""
-    if getattr(model, "is_quantized", False):
-        raise ConversionError("its weights are quantized; export the original")
-    exact: Any = _in_float32(model)
+def write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Path, progress: Progress) -> None:
+    """Writes both graphs into a folder; raises `ConversionError` if torch.onnx can't express them."""
+    check_unquantized(model)
+    exact: Any = _eager(model)
     for stack in (exact.model.encoder, exact.model.decoder):
         if isinstance(stack.embed_positions, SinusoidalPositions):
             stack.embed_positions = Sinusoids(stack.embed_positions.layout)
+    source, mask, target = _example(model, TRACED)
+    encoder, first_past, decoder = Encoder(exact), FirstPast(exact), Decoder(exact)
+    of_source, of_target = {0: "batch", 1: "source_length"}, {0: "batch", 1: "target_length"}
+    names = [f"{layer}.{kind}" for layer in range(model.config.decoder_layers) for kind in KINDS]
+    past, present = ([f"{what}.{name}" for name in names] for what in ("past_key_values", "present"))
+    axes = {name: {0: "batch", 2: "past_length" if ".decoder." in name else "source_length"} for name in past}
     with quiet():
-        for name, module, arguments, axes, outputs in graphs_of(exact):
-            if name in names:
-                progress(name)
-                _write(folder / f"{name}.onnx", module, arguments, axes, outputs)
+        progress(ENCODER)
+        of_encoder = {"input_ids": of_source, "attention_mask": of_source}
+        save(_traced(encoder, (source, mask), of_encoder, ["last_hidden_state"]), folder / f"{ENCODER}.onnx")
+        progress(DECODER)
+        memory = encoder(source, mask)
+        first = _traced(first_past, (memory,), {"encoder_hidden_states": of_source}, past)
+        given = list(decoder(mask, target[:, : TRACED.past], [*first_past(memory)])[1:])
+        axes = {"encoder_attention_mask": of_source, "input_ids": of_target, **axes}
+        further = _traced(decoder, (mask, target[:, TRACED.past :], given), axes, ["logits", *present])
+        save(_merged(first, further), folder / f"{DECODER}.onnx")
+
+
+def save(graph: ir.Model, file: Path) -> None:
+    """Writes a graph; many weights are in a file beside it."""
+    weights = [value.const_value for value in graph.graph.initializers.values()]
+    is_large = sum(one.nbytes for one in weights if one is not None) > LARGEST
+    ir.save(graph, file, external_data=f"{file.name}.data" if is_large else None)
 
 
 # ---- What the graphs compute ----
@@ -137,31 +151,20 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Target tokens to logits, and to the keys and values of target and source."""
+    """Further target tokens to logits, and to the keys and values of target and source."""
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration) -> None:
         super().__init__()
         self.decoder, self.lm_head = model.get_decoder(), model.lm_head
 
-    def forward(self, mask: Tensor, input_ids: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
-        """Maps (B, S), (B, T) and (B, S, d_model) to (B, T, V) and four tensors a layer."""
-        output = self.decoder(input_ids, None, memory, mask, use_cache=True)
-        cache = output.cache
-        layers = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
-        tensors = (tensor for pair in layers for layer in pair for tensor in (layer.keys, layer.values))
-        return self.lm_head(output.last_hidden_state), *tensors
-
-
-class DecoderWithPast(Decoder):
-    """Further target tokens to logits, and to the keys and values of the target."""
-
-    def forward(self, mask: Tensor, input_ids: Tensor, past: list[Tensor]) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """Maps (B, S), (B, T) and four tensors a layer to (B, T, V) and two tensors a layer."""
-        cache = EncoderDecoderCache([tuple(past[i : i + 4]) for i in range(0, len(past), 4)])
+    def forward(self, mask: Tensor, input_ids: Tensor, past: list[Tensor]) -> tuple[Tensor, ...]:
+        """Maps (B, S), (B, T) and four tensors a layer to (B, T, V) and four tensors a layer."""
+        parts = [past[first : first + 4] for first in range(0, len(past), 4)]
         memory = past[2].new_zeros(past[2].shape[0], past[2].shape[2], 1)  # nothing of it is read but its length
+        cache = EncoderDecoderCache([tuple(part) for part in parts])
         output = self.decoder(input_ids, None, memory, mask, cache, use_cache=True)
-        layers = output.cache.self_attention_cache.layers
-        tensors = (tensor for layer in layers for tensor in (layer.keys, layer.values))
+        layers = zip(output.cache.self_attention_cache.layers, parts, strict=True)
+        tensors = (tensor for layer, part in layers for tensor in (layer.keys, layer.values, *part[2:]))
         return self.lm_head(output.last_hidden_state), *tensors
 
 
@@ -183,32 +186,6 @@ class FirstPast(nn.Module):
 
 
 # ---- Tracing ----
-def graphs_of(
-    model: VanillaTransformerForConditionalGeneration,
-) -> Iterator[tuple[str, nn.Module, Any, Any, list[str]]]:
-    """Yields the graphs: name, module, its arguments, by name the axes that have any length, and names of outputs."""
-    layers, kinds = range(model.config.decoder_layers), ("decoder.key", "decoder.value", "encoder.key", "encoder.value")
-    names = [f"{layer}.{kind}" for layer in layers for kind in kinds]
-    present = ["logits", *(f"present.{name}" for name in names)]
-    source, mask, target = _example(model, TRACED)
-    first, more = target[:, : TRACED.past], target[:, TRACED.past :]
-    encoder, decoder = Encoder(model), Decoder(model)
-    of_source, of_target = {0: "batch", 1: "source_length"}, {0: "batch", 1: "target_length"}
-    axes = {"input_ids": of_source, "attention_mask": of_source}
-    yield ENCODER, encoder, (source, mask), axes, ["last_hidden_state"]
-
-    memory, inputs = encoder(source, mask), {"encoder_attention_mask": of_source, "input_ids": of_target}
-    yield DECODER, decoder, (mask, first, memory), inputs | {"encoder_hidden_states": of_source}, present
-
-    past = [f"past_key_values.{name}" for name in names]
-    yield FIRST_PAST, FirstPast(model), (memory,), {"encoder_hidden_states": of_source}, past
-
-    lengths = {"decoder": "past_length", "encoder": "source_length"}
-    axes = inputs | {name: {0: "batch", 2: lengths[name.split(".")[2]]} for name in past}
-    arguments = (mask, more, list(decoder(mask, first, memory)[1:]))
-    yield DECODER_WITH_PAST, DecoderWithPast(model), arguments, axes, [n for n in present if ".encoder." not in n]
-
-
 def _example(model: VanillaTransformerForConditionalGeneration, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
     """Makes a source, (B, S), its mask with padding on both sides, and a target, (B, past + target), of any tokens."""
     generator, config = torch.Generator().manual_seed(0), model.config
@@ -220,8 +197,8 @@ def _example(model: VanillaTransformerForConditionalGeneration, sizes: Sizes) ->
     return source, mask, target[:, :longest]
 
 
-def _write(file: Path, module: nn.Module, arguments: Any, axes: dict[str, Any], outputs: list[str]) -> None:
-    """Traces a module and writes its graph; weights of more than 2 GB are in a file beside it."""
+def _traced(module: nn.Module, arguments: Any, axes: dict[str, Any], outputs: list[str]) -> ir.Model:
+    """Traces a module; `axes` are, by the name of an input, those that have any length."""
     dynamic = list(axes.values())
     if isinstance(arguments[-1], list):
         dynamic = [*dynamic[: len(arguments) - 1], dynamic[len(arguments) - 1 :]]
@@ -229,9 +206,43 @@ def _write(file: Path, module: nn.Module, arguments: Any, axes: dict[str, Any], 
     try:
         program: Any = torch.onnx.export(module.eval(), arguments, input_names=[*axes], output_names=outputs, **options)
     except Exception as error:  # of any class, as a model may have modules that were never traced before
-        raise ConversionError(f"torch.onnx can't express the {file.stem}: {first_line(error)}") from error
-    ClearMetadataAndDocStringPass()(program.model)  # stack traces of this machine
-    program.save(str(file))
+        raise ConversionError(f"torch.onnx can't express the {type(module).__name__}: {first_line(error)}") from error
+    common.ClearMetadataAndDocStringPass()(program.model)  # stack traces of this machine
+    graph: ir.Model = program.model
+    return graph
+
+
+def _merged(first_past: ir.Model, decoder_with_past: ir.Model) -> ir.Model:
+    """Makes one graph of two: the second with the past that it is given, or the first one's.
+
+    It has the inputs of both.
+    """
+    first, graph = first_past.graph, decoder_with_past.graph
+    (inner,) = first.inputs
+    memory = _like(inner, inner.name)
+    inner.replace_all_uses_with(memory)
+    first.inputs.clear()
+    flag = ir.Value(name=FLAG, type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([1]))
+    given = [value for value in graph.inputs if str(value.name).startswith("past_key_values")]
+    past = [_like(value, f"{value.name}.read") for value in given]
+    for value, chosen in zip(given, past, strict=True):
+        value.replace_all_uses_with(chosen)
+    same = [_same(value, f"{value.name}.given") for value in given]
+    branches = {
+        "then_branch": ir.Graph([], [one.outputs[0] for one in same], nodes=same, name="given"),
+        "else_branch": first,
+    }
+    graph.insert_before(graph[0], ir.node("If", [flag], branches, outputs=past))
+    graph.inputs.extend([memory, flag])
+    return SHARE(ir.Model(graph, ir_version=decoder_with_past.ir_version)).model
+
+
+def _like(value: ir.Value, name: str | None) -> ir.Value:
+    return ir.Value(name=name, type=value.type, shape=value.shape)
+
+
+def _same(value: ir.Value, name: str) -> ir.Node:
+    return ir.node("Identity", [value], outputs=[_like(value, name)])
 
 
 @contextmanager
@@ -248,65 +259,45 @@ def quiet() -> Iterator[None]:
 
 
 # ---- Comparing ----
-def difference(model: VanillaTransformerForConditionalGeneration, run: Run, tolerance: float = TOLERANCE) -> float:
-    """Compares the logits of graphs with a model's.
-
-    Args:
-        model: The model; it is compared in float32.
-        run: Computes one of the three graphs: its name and inputs -> its outputs, by their names.
-        tolerance: The most by which they may differ.
-
-    Returns:
-        How far logits of random tokens differ at most, as a part of the largest where that is above 1.
-
-    Raises:
-        ConversionError: It is more than the tolerance.
-    """
-    exact, differences = _in_float32(model), []
+@torch.no_grad()
+def difference(model: VanillaTransformerForConditionalGeneration, folder: Path, end: str = "") -> float:
+    """Returns the distance of the logits of a folder's graphs, whose names have this end, to a model's in float32."""
+    files = [str(folder / f"{name}{end}.onnx") for name in (ENCODER, DECODER)]
+    sessions = [onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]) for file in files]
+    exact, found = _eager(model), []
     for sizes in COMPARED:
-        ours, theirs = _logits_of_graphs(model, sizes, run), _logits(exact, sizes)
-        differences.append(((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1)).item())
-    if not all(one <= tolerance for one in differences):  # NaN isn't either
-        raise ConversionError(f"onnxruntime's logits differ from the model's by {differences} of the largest")
-    return max(differences)
+        source, mask, target = _example(model, sizes)
+        real = torch.ones_like(target)  # padding's id is a token like others here
+        logits = exact(source, mask, target, real, use_cache=False).logits
+        found.append(distance(_logits_of_graphs(sessions, _example(model, sizes), sizes.past), logits))
+    return max(found, key=lambda one: (one != one, one))  # NaN is the largest
 
 
-def opener(folder: Path, end: str = "") -> Callable[[str], Any]:
-    """Returns a function that opens a folder's graph by its name without this end, each once as it takes a while."""
-    return functools.cache(
-        lambda name: onnxruntime.InferenceSession(folder / f"{name}{end}.onnx", providers=["CPUExecutionProvider"])
-    )
-
-
-def run_graph(session: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Computes a graph's outputs; inputs and outputs are arrays by name."""
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, inputs), strict=True))
-
-
-def _in_float32(model: VanillaTransformerForConditionalGeneration) -> VanillaTransformerForConditionalGeneration:
-    exact = copy.deepcopy(model).cpu().float().eval()
+def _eager(model: VanillaTransformerForConditionalGeneration) -> VanillaTransformerForConditionalGeneration:
+    exact = in_float32(model)
     exact.set_attn_implementation("eager")
     return exact
 
 
-@torch.no_grad()
-def _logits(model: VanillaTransformerForConditionalGeneration, sizes: Sizes) -> Tensor:
-    """Computes the logits of an example, (B, past + target, V)."""
-    source, mask, target = _example(model, sizes)
-    real = torch.ones_like(target)  # padding's id is a token like others here
-    return model(source, mask, target, real, use_cache=False).logits
+def _logits_of_graphs(sessions: list[Any], example: tuple[Tensor, Tensor, Tensor], past: int) -> Tensor:
+    """Computes an example's logits, (B, past + target, V): without a past, and with the one that this gives."""
+    source, mask, target = (tensor.numpy() for tensor in example)
+    memory = _run(sessions[0], {"input_ids": source, "attention_mask": mask})["last_hidden_state"]
+    inputs, logits = {"encoder_hidden_states": memory, "encoder_attention_mask": mask}, []
+    for one in sessions[1].get_inputs():
+        if one.name.startswith("past_key_values"):  # Optimum gives a past of one position in place of none
+            shape = [{"batch": len(mask)}.get(size, 1) if isinstance(size, str) else size for size in one.shape]
+            inputs[one.name] = np.zeros(shape, np.float32)
+    for number, ids in enumerate((target[:, :past], target[:, past:])):
+        output = _run(sessions[1], {**inputs, "input_ids": ids, FLAG: np.array([number > 0])})
+        logits.append(torch.from_numpy(output.pop("logits")))
+        inputs |= {name.replace("present", "past_key_values"): value for name, value in output.items()}
+    return torch.cat(logits, dim=1)
 
 
-def _logits_of_graphs(model: VanillaTransformerForConditionalGeneration, sizes: Sizes, run: Run) -> Tensor:
-    """Computes the same with the graphs, the one with a past included."""
-    source, mask, target = (tensor.numpy() for tensor in _example(model, sizes))
-    memory = run(ENCODER, {"input_ids": source, "attention_mask": mask})["last_hidden_state"]
-    first, more = target[:, : sizes.past], target[:, sizes.past :]
-    one = run(DECODER, {"encoder_attention_mask": mask, "input_ids": first, "encoder_hidden_states": memory})
-    past = {name.replace("present", "past_key_values"): value for name, value in one.items() if name != "logits"}
-    two = run(DECODER_WITH_PAST, {"encoder_attention_mask": mask, "input_ids": more, **past})
-    return torch.cat([torch.from_numpy(output["logits"]) for output in (one, two)], dim=1)
+def _run(session: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
 
 
 def _notes(model: VanillaTransformerForConditionalGeneration, difference: float) -> list[str]:

@@ -3,12 +3,13 @@
 Its source has no end-of-sentence token; its target begins with the start token of the checkpoint's vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from ..tokenization_dictionary import DictionaryTokenizer
 from .interface import ConversionError, ConversionOptions, Converted, check_options
 from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, from_tensors, layer_names
 from .pickles import fields_of, read, tensors_of, texts_in
@@ -58,7 +59,7 @@ WANTED: dict[str, tuple[object, ...]] = {
 UNWANTED = ("max_relative_positions", "sliding_window", "parallel_residual")
 POSITION_ENCODINGS = {"SinusoidalInterleaved": "paper", "SinusoidalConcat": "tensor2tensor"}
 PAD, BOS, EOS = "<blank>", "<s>", "</s>"
-DECODING = "a checkpoint of OpenNMT-py has no generation settings: the paper's are written (beam of 4, alpha 0.6)"
+DECODING = "it comes without generation settings: the paper's are written (beam of 4, alpha 0.6)"
 SPECIAL_TOKENS = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": "<unk>"}
 # Transforms of texts that the tokenizer does, and those that are for training alone.
 TRANSFORMS = ("bpe", "sentencepiece", "clean", "filtertoolong", "switchout", "tokendrop", "tokenmask")
@@ -70,12 +71,7 @@ def recognises(source: Path) -> bool:
 
 
 def load(source: str | Path, options: ConversionOptions) -> Converted:
-    """Reads a checkpoint.
-
-    Raises:
-        ConversionError: The file can't be read or is of another version, its model computes something else, or tensors
-            are missing, unknown or of another shape.
-    """
+    """Reads a checkpoint."""
     file = Path(source)
     if any(text.startswith("torchtext") for text in texts_in(file)):
         raise ConversionError(
@@ -87,18 +83,12 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
     if not settings or "vocab" not in checkpoint:
         raise ConversionError(f"{file} is no checkpoint of OpenNMT-py 3: it lacks `opt` or `vocab`")
     check_options(settings, WANTED, UNWANTED)
-    layout = Layout(NAMES, {**_fields(settings), **_tokens(checkpoint["vocab"])}, required=_required(settings))
+    tokens, fields = tokens_of(checkpoint["vocab"])
+    layout = Layout(NAMES, {**_fields(settings), **fields}, required=_required(settings))
     model = from_tensors(_tensors(checkpoint, file), layout)
     if not options.with_tokenizer:
         return Converted(model, notes=(DECODING,))
-    words, target_words = (list(checkpoint["vocab"][side]) for side in ("src", "tgt"))
-    tokenizer = tokenizer_of(
-        file.parent,
-        (words, target_words),
-        {name: token for name, token in SPECIAL_TOKENS.items() if token in words or token in target_words},
-        files=_subword_models(settings),
-        source_eos=False,
-    )
+    tokenizer = tokenizer_for(file.parent, tokens, _subword_models(settings))
     return Converted(model, tokenizer, notes=(DECODING, TOKENIZED_TEXT))
 
 
@@ -111,11 +101,7 @@ def _subword_models(settings: Mapping[str, Any]) -> tuple[str | None, str | None
     for side in ("src", "tgt"):
         if settings.get(f"{side}_vocab_threshold") and settings.get(f"{side}_subword_vocab"):
             others.add(f"{side}_vocab_threshold")
-    if others:
-        raise ConversionError(
-            f"the model's texts go through {', '.join(sorted(others))}, and no tokenizer here does that; convert "
-            "without one: --no-tokenizer"
-        )
+    refuse_transforms(others)
     files = (settings.get(f"{side}_subword_model") for side in ("src", "tgt"))
     source, target = (file if isinstance(file, str) and file else None for file in files)
     return source, target or source
@@ -153,18 +139,28 @@ def _required(settings: Mapping[str, Any]) -> tuple[str, ...]:
     return ("*layer_norm.bias", "lm_head.bias", *attention, *feed_forward)
 
 
-def _tokens(vocabularies: object) -> dict[str, Any]:
-    """Returns the sizes of the vocabularies and the ids of the special tokens."""
-    if not isinstance(vocabularies, Mapping) or not all(_is_list_of_texts(vocabularies.get(n)) for n in ("src", "tgt")):
-        raise ConversionError("its vocab has no lists of tokens named src and tgt, as OpenNMT-py 3 writes them")
-    source, target = vocabularies["src"], vocabularies["tgt"]
-    start = vocabularies.get("decoder_start_token", BOS)
+def refuse_transforms(names: Iterable[str]) -> None:
+    """Raises `ConversionError` if there are transforms of texts that no tokenizer does."""
+    if names := sorted(names):
+        raise ConversionError(
+            f"the model's texts go through {', '.join(names)}, and no tokenizer here does that; convert without one: "
+            "--no-tokenizer"
+        )
+
+
+def tokens_of(vocabularies: object) -> tuple[tuple[list[str], list[str]], dict[str, Any]]:
+    """Returns the tokens of source and target, and the fields that they tell: sizes, and the ids of special ones."""
+    found = fields_of(vocabularies)
+    source, target = found.get("src", ()), found.get("tgt") or found.get("src", ())
+    if not source or not (_is_list_of_texts(source) and _is_list_of_texts(target)):
+        raise ConversionError("its vocabulary has no lists of tokens named src and tgt")
+    start = found.get("decoder_start_token") or BOS
     if absent := [f"{token!r}" for token in (PAD, start, EOS) if token not in target]:
         raise ConversionError(f"the target vocabulary has no {', '.join(absent)}")
     pad = target.index(PAD)
     if PAD not in source or source.index(PAD) != pad:
         raise ConversionError(f"{PAD} has another id in the source than in the target vocabulary, where it is {pad}")
-    return {
+    return (list(source), list(target)), {
         "vocab_size": len(source),
         "decoder_vocab_size": len(target),
         "pad_token_id": pad,
@@ -172,6 +168,14 @@ def _tokens(vocabularies: object) -> dict[str, Any]:
         "eos_token_id": target.index(EOS),
         "decoder_start_token_id": target.index(start),
     }
+
+
+def tokenizer_for(
+    folder: Path, tokens: tuple[list[str], list[str]], files: tuple[str | None, str | None]
+) -> DictionaryTokenizer:
+    """Makes the tokenizer of a model whose sources have no end, of its tokens and the files that segment texts."""
+    special = {name: token for name, token in SPECIAL_TOKENS.items() if token in (*tokens[0], *tokens[1])}
+    return tokenizer_of(folder, tokens, special, files=files, source_eos=False)
 
 
 def _is_list_of_texts(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Reads the pickles that PyTorch writes: tensors and plain data, and nothing that could run code."""
+"""Reads what other systems write: pickles of PyTorch, texts and YAML; only data, and nothing that could run code."""
 
 import argparse
 import collections
@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 import torch
+import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -41,11 +42,7 @@ HARMLESS: list[Callable[..., object] | tuple[Callable[..., object], str]] = [
 
 
 def read(file: Path) -> Any:
-    """Reads a file of `torch.save` or of safetensors.
-
-    Raises:
-        ConversionError: It can't be read, or holds another class than `HARMLESS` and PyTorch's own list.
-    """
+    """Reads a file of `torch.save`, with no other class than `HARMLESS` and PyTorch's own list, or of safetensors."""
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
@@ -64,6 +61,22 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError | SafetensorError):
         return first_line(error)
     return "torch.save didn't write it, or not as plain data"
+
+
+def read_text(file: Path) -> str:
+    """Reads a text in UTF-8; raises `ConversionError` if it is none."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConversionError(f"{file} can't be read ({first_line(error)})") from error
+
+
+def parse_yaml(text: str | bytes, name: object) -> Any:
+    """Returns what a text in YAML says; raises `ConversionError`, which calls it by this name, if it is damaged."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConversionError(f"{name} can't be read ({first_line(error)})") from error
 
 
 def texts_in(file: Path) -> set[str]:
@@ -93,11 +106,7 @@ def fields_of(value: object) -> dict[str, Any]:
 
 
 def tensors_of(value: object, file: Path) -> dict[str, Tensor]:
-    """Returns a state dict's tensors.
-
-    Raises:
-        ConversionError: It is no table of tensors.
-    """
+    """Returns a state dict's tensors; raises `ConversionError` if it is no table of tensors."""
     if not isinstance(value, Mapping) or not value:
         raise ConversionError(f"{file} has no table of tensors where one is expected")
     if wrong := [str(name) for name, one in value.items() if not (isinstance(name, str) and isinstance(one, Tensor))]:

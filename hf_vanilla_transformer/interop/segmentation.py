@@ -15,6 +15,7 @@ from transformers.convert_slow_tokenizer import import_protobuf
 from ..errors import first_line
 from ..tokenization_dictionary import SIDES, DictionaryTokenizer
 from .interface import ConversionError
+from .pickles import read_text
 
 logger = logging.getLogger(__name__)
 
@@ -162,14 +163,7 @@ def _segmenter(file: Any, vocabulary: list[str] | None, special: dict[str, str])
     if file.suffix in (".model", ".spm"):
         return {"spm": base64.b64encode(_sentencepiece(file, vocabulary)).decode()}
     allowed = None if vocabulary is None else [token for token in vocabulary if token not in special.values()]
-    return {"codes": _codes_in(file), "vocabulary": allowed}
-
-
-def _codes_in(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConversionError(f"{file} is no text of subword-nmt's codes ({first_line(error)})") from error
+    return {"codes": read_text(file), "vocabulary": allowed}
 
 
 def _sentencepiece(file: Path, vocabulary: list[str] | None) -> bytes:

@@ -1,6 +1,6 @@
 """Any other encoder-decoder of `torch.nn.Module`s: its layout is a YAML file, the user's own or one of mappings/.
 
-docs/interop.md describes the file's entries.
+docs/mappings.md describes the file's entries.
 """
 
 import math
@@ -44,11 +44,7 @@ PLACES = ("state_dict", "model_state_dict", "model_state", "model")
 
 
 def load(source: str | Path, options: ConversionOptions) -> Converted:
-    """Reads a state dict by its mapping.
-
-    Raises:
-        ConversionError: The file can't be read, or its tensors aren't those of the mapping.
-    """
+    """Reads a state dict by its mapping."""
     if options.mapping is None:
         known = ", ".join(shipped_mappings())
         raise ConversionError(f"give --mapping, a YAML file with the layout of {source} or one of {known}")
@@ -73,15 +69,7 @@ def _norm_note(layout: Layout, eps: float) -> tuple[str, ...]:
 
 
 def read_mapping(source: str | Path) -> Layout:
-    """Reads a mapping.
-
-    Args:
-        source: A YAML file, or the name of a mapping that comes with the package.
-
-    Raises:
-        ConversionError: There is no such mapping, it has unknown entries or wrong values, or it lacks what no tensor
-            tells.
-    """
+    """Reads a mapping: a YAML file, or the name of one that comes with the package."""
     entries = _entries(source)
     names, config = entries["names"], {"bos_token_id": None, **entries.get("config", {})}
     # Several parameters are one of their tensors.
@@ -93,7 +81,7 @@ def read_mapping(source: str | Path) -> Layout:
         if is_needed and entries.get(name) not in values:
             given = repr(entries[name]) if name in entries else "missing"
             raise ConversionError(
-                f"{source}: {name} is {given}; give {' or '.join(values)}. docs/interop.md explains them"
+                f"{source}: {name} is {given}; give {' or '.join(values)}. docs/mappings.md explains them"
             )
     scale = entries.get("attention_scale")
     if scale is not None and not 0 < scale < math.inf:
@@ -113,16 +101,6 @@ def read_mapping(source: str | Path) -> Layout:
         unbiased_norm=entries["layer_norm"] == "unbiased",
         first_position=entries.get("first_position"),
     )
-
-
-def read_names(source: str | Path) -> dict[str, str | float]:
-    """Reads a mapping's names alone: this model's -> theirs.
-
-    Raises:
-        ConversionError: There is no such mapping, or it has unknown entries or wrong values.
-    """
-    entries = _entries(source)
-    return _prefixed(entries["names"], entries.get("prefix", ""))
 
 
 def _prefixed(names: Mapping[str, str | float], prefix: str) -> dict[str, str | float]:

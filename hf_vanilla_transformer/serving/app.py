@@ -5,7 +5,6 @@
 
 import asyncio
 import math
-import re
 import secrets
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -29,8 +28,8 @@ try:
 except ImportError as error:
     raise ImportError(f"the service needs {error.name}, which isn't installed: {install('serve')}") from error
 
-from ..translation.links import Linked
-from ..translation.markup import Document
+from ..documents.document import Document, open_document
+from ..documents.links import Linked
 from .batcher import BATCH_TOKENS, QueueFullError
 from .settings import ServiceSettings
 
@@ -87,15 +86,13 @@ class Fields(BaseModel):
 
 
 def create_app(models: ByPair, settings: ServiceSettings | None = None, metrics: Metrics | None = None) -> FastAPI:
-    """Returns the service as an ASGI application.
+    """Returns the service as an ASGI application; `models` are what translates by pair of languages, source and target.
 
-    Args:
-        models: Source and target language -> what translates from the one into the other.
-        settings: Limits and keys.
-        metrics: What `/metrics` shows; None: there is no `/metrics`.
+    Without `metrics`, there is no `/metrics`.
     """
     settings, counters = settings or ServiceSettings(), metrics or Metrics()
 
+    open_document("", ".html")  # a library that is missing is an error now
     app = FastAPI(title="vanilla-transformer serve")
     app.add_exception_handler(HTTPException, _error)
     app.add_exception_handler(Exception, lambda request, error: JSONResponse({"error": "internal error"}, 500))
@@ -214,10 +211,10 @@ async def _translate(fields: Fields, models: ByPair, settings: ServiceSettings) 
         pairs = ", ".join("-".join(pair) for pair in sorted(models)[:20])
         raise HTTPException(400, f"{fields.source} to {fields.target} is not supported; there is {pairs}")
     is_html = fields.format == "html"
-    kind, do = (Document, asyncio.to_thread) if is_html else (PlainText, _at_once)  # pages take a while
+    form, do = (".html", asyncio.to_thread) if is_html else ("", _at_once)  # pages take a while
     number = fields.alternatives + 1
     try:
-        documents = await do(lambda: [kind(text) for text in texts])
+        documents = await do(lambda: [open_document(text, form, fields.target) for text in texts])
         wanted = list(dict.fromkeys(text for document in documents for text in document.texts))
         rows = await translate(wanted, number, source=fields.source, target=fields.target, linked=is_html)
     except QueueFullError as error:
@@ -226,7 +223,7 @@ async def _translate(fields: Fields, models: ByPair, settings: ServiceSettings) 
         raise HTTPException(400, first_line(error)) from error
     found = dict(zip(wanted, rows, strict=True))
 
-    def translations(document: Document | PlainText) -> list[str]:
+    def translations(document: Document) -> list[str]:
         of = {text: found[text] for text in document.texts}  # some texts have fewer translations than others
         ranks = range(max(map(len, of.values()), default=number))
         return [document.translated({text: row[min(rank, len(row) - 1)] for text, row in of.items()}) for rank in ranks]
@@ -242,19 +239,6 @@ async def _translate(fields: Fields, models: ByPair, settings: ServiceSettings) 
 
 async def _at_once(work: Callable[[], Any]) -> Any:
     return work()
-
-
-class PlainText:
-    """A text whose lines are translated one by one, as models see them in training; white space around them stays."""
-
-    def __init__(self, text: str) -> None:
-        self._parts = re.split(r"(\r?\n)", text)
-        self.texts = [part.strip() for part in self._parts if part.strip()]
-
-    def translated(self, translations: Mapping[str, Linked]) -> str:
-        """Returns the text with these translations of its lines."""
-        found = ((part, part.strip()) for part in self._parts)
-        return "".join(part.replace(text, translations[text].text) if text else part for part, text in found)
 
 
 def _check_site(request: Request, origins: Sequence[str]) -> None:

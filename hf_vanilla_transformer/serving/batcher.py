@@ -8,7 +8,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..translation.links import Linked, join_linked
+from ..documents.links import Linked, join_linked
 from ..translation.reading import Piece
 
 # Source tokens of a batch. More fill the cores no better, and everything in a batch waits for its longest text.
@@ -60,26 +60,19 @@ class Batcher:
     that long texts and requests of many texts don't hold up short ones. After a batch of several pieces, the next one
     waits for as many, a few milliseconds at most. A cancelled request leaves the queue.
 
-    Args:
-        translate: The model.
-        divide: Divides a text in the given language into pieces.
-        batch_tokens: Source tokens of a batch at most; a longer piece is a batch by itself.
-        max_waiting_tokens: Source tokens that may wait; each request counts for at most half of them.
-        on_batch: Called after each batch with its number of pieces and of tokens.
-        thread: Where the model works; None: in a thread of its own. Load the model in the same thread, and let all
-            models of a process share it: PyTorch has a thread pool for each thread that computes, and they contend
-            for the cores.
+    Load the model in the given `thread`, and let all models of a process share it: PyTorch has a thread pool for each
+    thread that computes, and they contend for the cores.
     """
 
     def __init__(
         self,
         translate: Model,
-        divide: Callable[[str, str], list[Piece]],
+        divide: Callable[[str, str], list[Piece]],  # a text in the given language, into pieces
         *,
-        batch_tokens: int = BATCH_TOKENS,
-        max_waiting_tokens: int = MAX_WAITING_TOKENS,
-        on_batch: Callable[[int, int], object] = lambda texts, tokens: None,
-        thread: Executor | None = None,
+        batch_tokens: int = BATCH_TOKENS,  # source tokens; a longer piece is a batch by itself
+        max_waiting_tokens: int = MAX_WAITING_TOKENS,  # each request counts for at most half of them
+        on_batch: Callable[[int, int], object] = lambda texts, tokens: None,  # with numbers of pieces and tokens
+        thread: Executor | None = None,  # None: one of its own
     ) -> None:
         self._translate, self._divide = translate, divide
         self._batch_tokens, self._max_waiting_tokens, self._on_batch = batch_tokens, max_waiting_tokens, on_batch
@@ -96,22 +89,11 @@ class Batcher:
     async def translate(
         self, texts: Sequence[str], n_best: int = 1, *, source: str = "", target: str = "", linked: bool = False
     ) -> list[list[Linked]]:
-        """Translates the texts of one request.
+        """Translates the texts of one request; raises `QueueFullError`, or what the model raised for one of the pieces.
 
-        Args:
-            texts: The texts.
-            n_best: Translations of each.
-            source: Their language.
-            target: The target language.
-            linked: Whether the translations are linked with their sources by the model's attention.
-
-        Returns:
-            For each text, its translations, the best first. Of a text in several pieces, each joins the pieces'
-            translations of its rank, or the last ones that there are.
-
-        Raises:
-            QueueFullError: Too much waits.
-            Exception: What the model raised for one of the pieces.
+        Returns each text's `n_best` translations, the best first; with `linked`, they are linked with their sources by
+        the model's attention. Of a text in several pieces, each joins the pieces' translations of its rank, or the last
+        ones that there are.
         """
 
         def divide() -> list[list[Piece]]:
@@ -167,7 +149,6 @@ class Batcher:
                     await asyncio.wait_for(self._gathered.wait(), SECONDS_TO_GATHER)
 
     def _waiting(self) -> list[_Request]:
-        """Returns the requests with texts that wait."""
         return [request for request in self._requests if request.waiting]
 
     def _next_batch(self) -> Iterator[tuple[_Request, int]]:

@@ -1,24 +1,18 @@
 """Models of the service, and the languages that they translate."""
 
-import functools
-import logging
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-from babel.core import get_global
-
+from ..documents.links import Linked, linked_rows
 from ..hub.facts import said_by_author
 from ..translation.decoding import source_limit
 from ..translation.languages import known_languages
-from ..translation.links import Linked, linked_rows
-from ..translation.reading import Piece, can_split, pieces_of, target_codes
+from ..translation.reading import Piece, pieces_of, sentence_rules, target_codes
 from ..translation.translator import Translator
 from .batcher import Batcher
-
-logger = logging.getLogger(__name__)
 
 
 class LanguagesError(ValueError):
@@ -26,11 +20,7 @@ class LanguagesError(ValueError):
 
 
 def pair(text: str) -> tuple[str, str]:
-    """Parses a pair of languages, "en-de", or with a colon where a code has a hyphen, "en:pt-BR".
-
-    Raises:
-        LanguagesError: It is none.
-    """
+    """Parses a pair of languages, "en-de", or with a colon where a code has a hyphen, "en:pt-BR"."""
     code = r"[^\W-]+" if ":" not in text else r"[\w-]+"
     match = re.fullmatch(f"({code})[-:]({code})", text)
     if match is None:
@@ -41,37 +31,13 @@ def pair(text: str) -> tuple[str, str]:
 def languages_of(name: str) -> tuple[str, str]:
     """Returns the languages that the facts beside a model name, `model_card.json`.
 
-    Args:
-        name: The model's folder.
-
-    Raises:
-        LanguagesError: They don't say which is the source and which the target.
-        CardError: They can't be read.
+    `LanguagesError`: they don't say which is the source and which the target; `CardError`: they can't be read.
     """
     said = said_by_author(Path(name))
     source, target = said.get("source_language"), said.get("target_language")
     if not (source and target):
         raise LanguagesError(f"{name} doesn't say what it translates; give --languages, such as en-de")
     return source, target
-
-
-@functools.cache
-def two_letters(code: str) -> str:
-    """Returns the code in two letters (ISO 639-1) of a language by whose rules sentences are split.
-
-    Args:
-        code: A model's name for the language, such as "en", "en_XX" or "deu_Latn". Where its three letters have no two,
-            they are returned, and the log says so.
-    """
-    language = re.split("[-_]", code)[0]
-    for name in (language, get_global("language_aliases").get(language, "")):
-        if len(name) == 2:
-            return name
-    logger.warning(
-        f"{code} has no code in two letters (ISO 639-1): unless sentencex knows {language}, sentences are split by the "
-        "rules of English."
-    )
-    return language
 
 
 def batcher_of(
@@ -81,16 +47,9 @@ def batcher_of(
     *,
     thread: Executor,
 ) -> Batcher:
-    """Returns a model with its queue.
+    """Returns a model with its queue; the thread is the one that loaded it.
 
-    Args:
-        translator: The model.
-        pairs: Languages that it is to translate.
-        on_batch: As for `Batcher`.
-        thread: Where the model was loaded.
-
-    Raises:
-        LanguagesError: The model has several languages, and one of the pairs' isn't among them.
+    A pair with a language that a model of several doesn't have raises `LanguagesError`.
     """
     tokenizer = translator.tokenizer
     limit = source_limit(translator.decodes_with, None, tokenizer)
@@ -103,7 +62,7 @@ def batcher_of(
 
     for source, target in pairs:
         try:
-            translator([], **languages(source, target))
+            translator.check(**languages(source, target))
         except ValueError as error:
             raise LanguagesError(f"{source}-{target}: {error}") from error
 
@@ -114,6 +73,6 @@ def batcher_of(
         return linked_rows(translator, texts, alignments=linked, progress_bar=False, **options)
 
     def divide(text: str, source: str) -> list[Piece]:
-        return pieces_of(tokenizer, text, limit, two_letters(source) if can_split() else None)
+        return pieces_of(tokenizer, text, limit, sentence_rules(source))
 
     return Batcher(translate, divide, on_batch=on_batch, thread=thread)

@@ -13,8 +13,8 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
+from ..documents.links import Linked
 from ..errors import first_line
-from ..translation.links import Linked
 from ..translation.translator import Translator
 from .app import AsyncTranslate, create_app
 from .batcher import Batcher, QueueFullError
@@ -60,34 +60,20 @@ def _check_cluster(cpus: int) -> None:
 
 @contextmanager
 def running(
-    models: Mapping[str, Sequence[Pair]],
+    models: Mapping[str, Sequence[Pair]],  # as for `Translator`, and what each translates
     settings: ServiceSettings,
     *,
-    address: str,
-    host: str,
+    address: str,  # "local": a cluster is started on this machine
+    host: str,  # on every node with a replica
     port: int,
-    replicas: int,
-    models_per_replica: int,
-    cpus: int = 1,
-    opening: Mapping[str, Any] | None = None,
+    replicas: int,  # at most; there are as many as the requests need
+    models_per_replica: int,  # in memory; the one that wasn't used for the longest time leaves
+    cpus: int = 1,  # of a replica
+    opening: Mapping[str, Any] | None = None,  # for `Translator`
 ) -> Iterator[None]:
     """Runs the service on a cluster whose nodes see the models; it ends with the block.
 
-    Args:
-        models: The models, as for `Translator`, and what each translates.
-        settings: Keys and limits.
-        address: The cluster's; "local": one is started on this machine.
-        host: Address to listen on, on every node with a replica.
-        port: Port.
-        replicas: Replicas of the models at most; there are as many as the requests need.
-        models_per_replica: Models in memory of a replica; when another one is needed, the one that wasn't used for the
-            longest time leaves.
-        cpus: CPUs of a replica.
-        opening: For `Translator`.
-
-    Raises:
-        ValueError: No node has enough CPUs, or Ray Serve already runs on the cluster.
-        Exception: What opening one of the models raised.
+    Raises `ValueError` if no node has enough CPUs, or Ray Serve already runs there, and what opening a model raised.
     """
 
     class Models:

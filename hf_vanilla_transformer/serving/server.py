@@ -39,15 +39,7 @@ class _Server(uvicorn.Server):
 
 
 def run(app: ASGIApp, host: str, port: int, *, grace: int, on_ready: Callable[[], object]) -> None:
-    """Serves an application until SIGTERM or Ctrl+C, and returns.
-
-    Args:
-        app: The application.
-        host: Address to listen on.
-        port: Port.
-        grace: Seconds in which requests that have begun are answered at the end.
-        on_ready: Called when it listens.
-    """
+    """Serves an application until SIGTERM or Ctrl+C; requests that have begun then have `grace` seconds."""
     _let_log_be_lost()
     config = uvicorn.Config(app, host=host, port=port, http=_Connection, log_level="warning", access_log=False)
     config.timeout_graceful_shutdown = grace

@@ -36,12 +36,24 @@ def train(
         HubError: A model or tokenizer is neither a folder nor on the Hub, or there is no token to push with.
         DivergedError: The loss isn't finite any more.
         FinishError: The model is trained, but can't be averaged, scored or described.
+        KeyboardInterrupt: The run was interrupted; the message says how it is resumed.
     """
     from .recipe import parse_recipe
 
     arguments = parse_recipe(recipes, overrides)  # a wrong option is an error before the slow imports
     from .run import Run
+    from .run_folder import how_to_resume
 
     run = Run(arguments, say, resume=resume, dry_run=dry_run, trust_remote_code=trust_remote_code)
-    run.check()
-    return run.run()
+    try:
+        run.check()
+        return run.run()
+    except BaseException as error:
+        if not _was_interrupted(error):
+            raise
+        raise KeyboardInterrupt(how_to_resume(run.output)) from error
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether an error is or follows a KeyboardInterrupt: datasets' processes answer it with a TimeoutError."""
+    return isinstance(error, KeyboardInterrupt) or (error is not None and _was_interrupted(error.__context__))

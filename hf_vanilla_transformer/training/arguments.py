@@ -10,8 +10,9 @@ from transformers import PreTrainedTokenizerBase, Seq2SeqTrainingArguments
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.formats import Corpus, is_table
+from ..data.symbols import KINDS, NORMAL_FORMS
 from ..metrics import MEASURES
-from .options import TIED, check_model, check_ranges, check_training
+from .options import TASKS, TIED, check_model, check_ranges, check_training
 
 Default = TypeVar("Default")
 
@@ -54,8 +55,6 @@ class DataArguments:
     streaming: bool = _option(False, "Read the training data during training, if it is too large for the disk.")
     max_length: int = _option(256, "Leave out pairs with more tokens than this on either side.")
     max_length_ratio: float | None = _option(None, "Leave out pairs with a larger ratio of their lengths.")
-    bpe_dropout: float = _option(0.0, "Probability of dropping a merge in training data (Provilkov et al. 2020: 0.1).")
-    bpe_dropout_copies: int = _option(16, "Segmentations of the corpus per epoch, with bpe_dropout.")
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -66,11 +65,7 @@ class DataArguments:
                 setattr(self, f"{part}_data", [*source, *data])
 
     def corpus(self, part: str) -> Corpus:
-        """Returns the corpus of "train", "validation" or "test"; it is false if no source is given.
-
-        Raises:
-            CorpusError: A file is missing or empty.
-        """
+        """Returns the corpus of "train", "validation" or "test"; it is false if no source is given."""
         return Corpus(
             source=tuple(map(self._path, getattr(self, f"{part}_source"))),
             target=tuple(map(self._path, getattr(self, f"{part}_target"))),
@@ -95,15 +90,15 @@ class ModelArguments:
     tokenizer: list[str] = field(
         default_factory=lambda: ["bpe"],
         metadata={
-            "help": "Kind of a new tokenizer: bpe (5.1), words, characters, graphemes or bytes; or two of them, for "
-            "source and target, each with a vocabulary of its own."
+            "help": f"Kind of a new tokenizer, {', '.join(KINDS)} (the paper's: bpe); or two of them, for source "
+            "and target, each with a vocabulary of its own."
         },
     )
     vocab_size: int = _option(37_000, "Most tokens of a new vocabulary (5.1).")
     min_frequency: int | None = _option(None, "Times that a symbol occurs to be known, or a pair of bpe to be merged.")
     merge_punctuation: bool = _option(True, "Whether a token of bpe may span a word and punctuation.")
     source_normalization: str | None = _option(
-        None, "Unicode's form of sources, with two kinds of tokenizers: nfc, nfd (Korean by its letters), nfkc, nfkd."
+        None, f"Unicode's form of sources, with two kinds of tokenizers: {', '.join(NORMAL_FORMS)}."
     )
     tokenizer_name_or_path: str | None = _option(None, "A saved tokenizer to use instead of a new one.")
     model_name_or_path: str | None = _option(
@@ -143,6 +138,11 @@ class ModelArguments:
         check_ranges(self)
         check_model(self)
 
+    @property
+    def saved_tokenizer(self) -> str | None:
+        """Where the tokenizer is, if it isn't a new one."""
+        return self.tokenizer_name_or_path or self.model_name_or_path
+
     def decoding(self) -> dict[str, object]:
         """Returns the fields of the model's generation config that differ from the paper's."""
         names = ("num_beams", "gnmt_length_penalty", "early_stopping")
@@ -155,11 +155,7 @@ class ModelArguments:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def config(self, vocab_size: int, **fields: object) -> VanillaTransformerConfig:
-        """Returns the configuration of a new model; `fields` are others that the tokenizer decides.
-
-        Raises:
-            RecipeError: The values don't fit together.
-        """
+        """Returns the configuration of a new model; `fields` are others that the tokenizer decides."""
         known = {field.name for field in dataclasses.fields(VanillaTransformerConfig)}
         given = {name: value for name, value in vars(self).items() if name in known and value is not None}
         given |= TIED.get(self.tied or "", {})
@@ -169,11 +165,7 @@ class ModelArguments:
             raise RecipeError(str(error.__cause__ or error)) from error
 
     def config_for(self, tokenizer: PreTrainedTokenizerBase) -> VanillaTransformerConfig:
-        """Returns the configuration of a new model with a tokenizer's ids.
-
-        Raises:
-            RecipeError: The values don't fit together, or the tokenizer lacks what training needs.
-        """
+        """Returns the configuration of a new model with a tokenizer's ids."""
         ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
         if None in (ids["pad_token_id"], ids["eos_token_id"]):
             raise RecipeError("the tokenizer has no padding or no end-of-sentence token; choose another")
@@ -223,8 +215,8 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     metrics: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "Measures of translations: bleu, chrf, exact_match, wer, ser, cer (default: bleu and chrf; with "
-            "words and characters, exact_match and ser)."
+            "help": f"Measures of translations: {', '.join(MEASURES)} (default: bleu and chrf; with words and "
+            "characters, exact_match and ser)."
         },
     )
     include_for_metrics: list[str] = field(
@@ -246,7 +238,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     average_last: int = _option(0, "Number of last checkpoints to average at the end (6.1); 0: none.")
     num_samples: int = _option(3, "Translations of the validation set to show at each evaluation.")
     task: str | None = _option(
-        None, "The card's: translation or text2text (default: by the tokenizer; of words and characters, text2text)."
+        None, f"The card's: {' or '.join(TASKS)} (default: by the tokenizer; of words and characters, text2text)."
     )
     bleu_tokenize: str = _option("13a", "sacreBLEU's tokeniser; none for tokenised text.")
     logging_steps: float = _option(100, "Updates between two log lines.")
@@ -261,11 +253,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         check_ranges(self)
         if self.num_train_epochs and self.max_steps == type(self).max_steps:  # the default, not a choice
             self.max_steps = -1
-        needs_metric = self.early_stopping_patience is not None or self.save_strategy == "best"
-        if needs_metric and self.metric_for_best_model is None:
+        if self.has_best_checkpoint and self.metric_for_best_model is None:
             self.metric_for_best_model = "loss"  # as transformers has it for load_best_model_at_end
-        criterion = str(self.metric_for_best_model).removeprefix("eval_")
-        if self.greater_is_better is None and not MEASURES.get(criterion, criterion != "perplexity"):
+        if self.greater_is_better is None and not MEASURES.get(self.criterion, self.criterion != "perplexity"):
             self.greater_is_better = False  # transformers would take the greatest perplexity for the best
         super().__post_init__()
         self._n_gpu = min(self.n_gpu, 1)  # one process per device, never DataParallel
@@ -276,9 +266,33 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         return {**vars(self), "hub_token": None}
 
     @property
+    def has_best_checkpoint(self) -> bool:
+        """Whether the run saves, loads or ends by its best evaluation."""
+        return self.load_best_model_at_end or self.save_strategy == "best" or self.early_stopping_patience is not None
+
+    @property
+    def criterion(self) -> str:
+        """`metric_for_best_model` without the Trainer's prefix."""
+        return str(self.metric_for_best_model).removeprefix("eval_")
+
+    @property
+    def optimizer(self) -> str:
+        """The name of the optimizer, which transformers keeps as an enumeration."""
+        return str(getattr(self.optim, "value", self.optim))
+
+    @property
     def seed_of_data(self) -> int:
-        """Seed of the order of the training data and of BPE-dropout: `data_seed`, or `seed` if there is none."""
+        """Seed of the order of the training data: `data_seed`, or `seed` if there is none."""
         return int(self.seed if self.data_seed is None else self.data_seed)
+
+    def order_of_batches(self, *, streaming: bool) -> dict[str, object]:
+        """Returns the options that decide which pairs are in which batch of an epoch, as far as they have an effect."""
+        names = ["per_device_train_batch_tokens", "packed"]
+        names.append("length_tolerance" if self.per_device_train_batch_tokens else "per_device_train_batch_size")
+        # Devices that share a stream divide it, and so do workers; a plan of batches is the same for all.
+        names += ["shuffle_buffer_size", "dataloader_num_workers", "world_size"] if streaming else []
+        sizes = {"devices times gradient_accumulation_steps": self.world_size * self.gradient_accumulation_steps}
+        return {"seed": self.seed_of_data, **{name: getattr(self, name) for name in names}, **sizes}
 
 
 Arguments = tuple[DataArguments, ModelArguments, VanillaTransformerTrainingArguments]

@@ -21,12 +21,7 @@ logger = logging.get_logger(__name__)
 
 
 class Console(TrainerCallback):
-    """Prints a run's log line by line, with a progress bar on standard error if that is a terminal.
-
-    Args:
-        metrics: Provides the samples and the scores of the last evaluation.
-        say: Is called with each line; it may print to the same terminal.
-    """
+    """Prints a run's log line by line, with a progress bar on standard error if that is a terminal."""
 
     def __init__(self, metrics: TranslationMetrics, say: Callable[[str], object]) -> None:
         self.metrics, self.say = metrics, say
@@ -136,9 +131,6 @@ class DropoutWarmup(TrainerCallback):
 
     Curriculum dropout (Morerio et al. 2017, arXiv:1703.06229). A small model under much dropout takes long to find out
     what to attend to; without it at first, it learns that within a few epochs, and is regularised afterwards.
-
-    Args:
-        updates: After how many updates dropout is what it is set to.
     """
 
     def __init__(self, updates: int) -> None:

@@ -12,6 +12,7 @@ from ..data.corpora import lengths_of
 from ..data.symbols import default_measures, unknown_ids
 from ..metrics import MEASURES, Score, corpus_bleu, measure, why_unmeasurable
 from ..translation.evaluation import Measures
+from ..translation.spelling import Spelling
 from .arguments import VanillaTransformerTrainingArguments
 
 NO_SYMBOL = "\ufffd"  # in a reference, for one that no translation can have
@@ -56,7 +57,7 @@ class TranslationMetrics:
         """Scores translations that `generate()` made: {name: value}, BLEU and chrF from 0 to 100."""
         if isinstance(predictions.predictions, tuple) or np.issubdtype(predictions.predictions.dtype, np.floating):
             raise TypeError("the predictions are logits, not translations; set predict_with_generate=True")
-        hypotheses, references = self._texts(predictions.predictions), self._references(predictions.label_ids)
+        hypotheses, references = self._hypotheses(predictions.predictions), self._references(predictions.label_ids)
         self.samples = self._samples(predictions.inputs, hypotheses, references)
         self.scores = measure(
             self.measures.names,
@@ -98,6 +99,12 @@ class TranslationMetrics:
         rows = [tuple(row[(row >= 0) & (row != pad)].tolist()) for row in inputs]
         return [place if unknown in row else row for place, row in enumerate(rows)]
 
+    def _hypotheses(self, ids: NDArray[np.int64]) -> list[str]:
+        texts, spelling = self._texts(ids), Spelling(self.tokenizer, "mark", unknown_ids(self.tokenizer)[1])
+        for place in np.flatnonzero((ids == (-1 if spelling.unknown is None else spelling.unknown)).any(axis=1)):
+            texts[place] = spelling.text(ids[place][ids[place] >= 0].tolist())
+        return texts
+
     def _references(self, labels: NDArray[np.int64]) -> list[str]:
         """The texts of labels; a symbol that the tokenizer doesn't know stays as one that no translation has."""
         texts = self._texts(labels)
@@ -115,9 +122,8 @@ class TranslationMetrics:
 
 def measures_of(args: VanillaTransformerTrainingArguments, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Returns the measures of a run, the criterion of its best checkpoint among them."""
-    criterion = str(args.metric_for_best_model).removeprefix("eval_")
     names = args.metrics or default_measures(tokenizer)
-    return list(dict.fromkeys([*names, criterion] if criterion in MEASURES else names))
+    return list(dict.fromkeys([*names, args.criterion] if args.criterion in MEASURES else names))
 
 
 def by_length(dataset: datasets.Dataset) -> datasets.Dataset:

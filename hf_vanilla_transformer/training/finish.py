@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.averaging import average_checkpoints
 from ..checkpoints.completeness import complete_checkpoints
@@ -18,6 +18,7 @@ from ..engine import attach_if_supported
 from ..hub.facts import SCORES, Evaluation, RunFacts, Sample, local_name, said_by_author, with_what_was_said
 from ..hub.model_card import save_card
 from ..hub.upload import prepare, publish
+from ..plan_vanilla_transformer import Plan
 from ..translation.evaluation import evaluate
 from .arguments import DataArguments
 from .evaluation import TranslationMetrics
@@ -37,10 +38,6 @@ def finish_run(
     """Averages the last checkpoints if asked to, scores the resulting model, writes its card and pushes it to the Hub.
 
     Of the corpora, "validation" and "test" are scored unless they are empty.
-
-    Raises:
-        ValueError: The checkpoints can't be averaged.
-        CorpusError: The validation or the test set can't be read.
     """
     args, run = trainer.args, Path(trainer.args.output_dir or "")
     averaged = _checkpoints_to_average(run, args.average_last, say)
@@ -67,13 +64,11 @@ def finish_run(
             if evaluation.scores[0].details:
                 say(f"{part}: {evaluation.scores[0].details}")
     write_text(folder / SCORES, json.dumps([asdict(entry) for entry in evaluations], indent=1))
-    if data.bpe_dropout and facts.training_pairs is not None:
-        facts = replace(facts, training_pairs=facts.training_pairs // data.bpe_dropout_copies)
     on_hub = [name for name in data.train_data if is_on_hub(name)]
     facts = replace(
         facts,
         name=facts.name if args.hub_model_id or args.push_to_hub else local_name(folder),
-        recipe=replace(facts.recipe, bpe_dropout=data.bpe_dropout or None, averaged_checkpoints=len(averaged) or None),
+        recipe=replace(facts.recipe, averaged_checkpoints=len(averaged) or None),
         samples=samples,
         training_files=[*data.train_source, *data.train_target, *(one for one in data.train_data if one not in on_hub)],
         datasets=on_hub,
@@ -116,7 +111,7 @@ def _score(
         dataset=", ".join(name if is_on_hub(name) else Path(name).name for name in names),
         scores=list(result.scores.values()),
         sentences=result.num_sentences,
-        decoding=_decoding(model.generation_config),
+        decoding=str(Plan.of({}, model.generation_config)),
         split=part,
     )
     step = max(len(sources) // SAMPLES_PER_CARD, 1)
@@ -127,11 +122,3 @@ def _score(
 def is_on_hub(name: str) -> bool:
     """Whether training data of this name is a data set on the Hub, rather than a table's file or a folder."""
     return not is_table(name) and not Path(name).exists()
-
-
-def _decoding(config: GenerationConfig) -> str:
-    if (config.num_beams or 1) == 1:
-        return "greedy"
-    penalty = getattr(config, "gnmt_length_penalty", None)
-    penalties = f", length penalty {penalty}" if penalty is not None else ""
-    return f"beam {config.num_beams}{penalties}" + ("" if config.early_stopping is True else ", searched further")

@@ -54,24 +54,18 @@ Range = tuple[str, Callable[[float], bool]]  # what an error says, and whether i
 _POSITIVE: Range = ("more than 0", lambda value: 0 < value < math.inf)
 _NOT_NEGATIVE: Range = ("0 or more", lambda value: 0 <= value < math.inf)
 _COUNT: Range = ("1 or more", lambda value: 1 <= value < math.inf)
-_SHARE: Range = ("0 or more, and less than 1", lambda value: 0 <= value < 1)
 RANGES: dict[str, Range] = {
     **dict.fromkeys(("learning_rate", "learning_rate_factor"), _POSITIVE),
     **dict.fromkeys(("warmup_steps", "num_train_epochs", "per_device_train_batch_tokens"), _NOT_NEGATIVE),
     **dict.fromkeys(("dropout_warmup_steps", "average_last", "max_nonfinite_updates", "num_samples"), _NOT_NEGATIVE),
     **dict.fromkeys(("rdrop_alpha", "gnmt_length_penalty", "length_tolerance"), _NOT_NEGATIVE),
     **dict.fromkeys(("early_stopping_patience", "shuffle_buffer_size", "max_length", "max_length_ratio"), _COUNT),
-    **dict.fromkeys(("bpe_dropout_copies", "num_beams", "min_frequency"), _COUNT),
-    "bpe_dropout": _SHARE,
+    **dict.fromkeys(("num_beams", "min_frequency"), _COUNT),
 }
 
 
 def check_ranges(arguments: object) -> None:
-    """Checks the numbers of a dataclass of arguments that this package has added, or given another meaning.
-
-    Raises:
-        ValueError: One of them is out of its range.
-    """
+    """Raises a ValueError for numbers out of their range that this package has added, or given another meaning."""
     for name, value in vars(arguments).items():
         text, contains = RANGES.get(name, ("", lambda _: True))
         if value is not None and not contains(value):
@@ -107,17 +101,9 @@ def check_training(args: Any) -> None:
 
 
 def check_saved_model(places: Sequence[Mapping[str, object]], given: Mapping[str, object], model: Any) -> None:
-    """Checks that options of a new model aren't given together with `model_name_or_path`, which replaces them.
+    """Raises a ValueError for options of a new model in the recipe of `model_name_or_path`, which replaces them.
 
-    Those of another recipe are that recipe's model, which the saved one takes the place of.
-
-    Args:
-        places: The options of each recipe, and last those of the command line.
-        given: The options that are in force.
-        model: The ModelArguments.
-
-    Raises:
-        ValueError: They are in the same recipe, or on the command line.
+    The last of the places is the command line. Another recipe's are its own model's, whose place the saved one takes.
     """
     saved, (*recipes, command_line) = "model_name_or_path", places
     together = set().union(command_line, *(recipe for recipe in recipes if saved in recipe))
@@ -130,23 +116,11 @@ def check_saved_model(places: Sequence[Mapping[str, object]], given: Mapping[str
 
 
 def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any) -> None:
-    """Checks options that depend on one another, where a run would ignore one, or fail late.
-
-    Args:
-        given: The options of the recipe and of the command line, by name.
-        data: The DataArguments made of them.
-        model: The ModelArguments.
-        args: The VanillaTransformerTrainingArguments.
-
-    Raises:
-        ValueError: They contradict each other, or one has no effect.
-    """
-    streaming, has_tokenizer = data.streaming, bool(model.tokenizer_name_or_path or model.model_name_or_path)
-    by_tokens, evaluates = args.per_device_train_batch_tokens > 0, args.eval_strategy != "no"
-    chooses = args.save_strategy == "best" or args.load_best_model_at_end or args.early_stopping_patience is not None
+    """Raises a ValueError for options that contradict each other, where a run would ignore one, or fail late."""
+    streaming, evaluates = data.streaming, args.eval_strategy != "no"
+    by_tokens = args.per_device_train_batch_tokens > 0
     measured = [*LOSSES, *(MEASURES if args.predict_with_generate and not args.prediction_loss_only else ())]
     unknown = [name for name in args.metrics if name not in MEASURES]
-    metric, optim = args.metric_for_best_model, str(getattr(args.optim, "value", args.optim))
     last, kept = args.average_last, args.save_total_limit or math.inf
     available = get_available_reporting_integrations()
     missing = [name for name in args.report_to if name not in available]
@@ -163,11 +137,6 @@ def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any
         ),
         "streaming shuffles sentences only for batches by tokens; give per_device_train_batch_tokens": (
             streaming and not by_tokens
-        ),
-        "bpe_dropout segments the corpus before training starts, and streaming reads it during training; leave one of "
-        "the two out": bool(data.bpe_dropout) and streaming,
-        "bpe_dropout drops merges of bpe; leave it out, or give tokenizer bpe": (
-            bool(data.bpe_dropout) and not has_tokenizer and model.tokenizer != ["bpe"]
         ),
         f"a sentence of max_length {data.max_length} may not fit into per_device_train_batch_tokens "
         f"{args.per_device_train_batch_tokens}; lower the one or raise the other": (
@@ -187,8 +156,8 @@ def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any
         "lr_scheduler_type constant has no warm-up; set warmup_steps to null, or choose constant_with_warmup": (
             args.lr_scheduler_type == "constant" and bool(given.get("warmup_steps"))
         ),
-        f"optim_args has no effect on {optim}; leave it out (Adam's are adam_beta1, adam_beta2, adam_epsilon)": (
-            bool(args.optim_args) and optim in WITHOUT_ARGUMENTS
+        f"optim_args has no effect on {args.optimizer}; leave it out (Adam's are adam_beta1, _beta2, _epsilon)": (
+            bool(args.optim_args) and args.optimizer in WITHOUT_ARGUMENTS
         ),
         "the paper's learning rate depends on the warm-up; give warmup_steps 1 or more, or learning_rate": (
             not args.warmup_steps and args.learning_rate is None
@@ -197,10 +166,10 @@ def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any
             "eval_steps" in given and "eval_strategy" not in given and not evaluates
         ),
         "early_stopping_patience, load_best_model_at_end and save_strategy best need eval_strategy steps or epoch": (
-            chooses and not evaluates
+            args.has_best_checkpoint and not evaluates
         ),
-        f"metric_for_best_model is {metric!r}, which isn't measured; choose one of: {', '.join(measured)}": (
-            metric is not None and metric.removeprefix("eval_") not in measured
+        f"metric_for_best_model is {args.criterion!r}, which isn't measured; choose one of: {', '.join(measured)}": (
+            args.metric_for_best_model is not None and args.criterion not in measured
         ),
         f"metrics has {', '.join(unknown)}; choose from: {', '.join(MEASURES)}": bool(unknown),
         "load_best_model_at_end and average_last choose the final model in two ways; leave one of the two out": (
@@ -215,5 +184,5 @@ def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any
     for problem, is_wrong in problems.items():
         if is_wrong:
             raise ValueError(problem)
-    if not has_tokenizer:
+    if not model.saved_tokenizer:
         check_kinds(model.tokenizer, bool(data.feature_columns), model.source_normalization)

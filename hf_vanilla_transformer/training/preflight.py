@@ -31,19 +31,9 @@ TOKENS_OF_REHEARSAL = 4  # of each translation
 
 
 def check_inputs(arguments: Arguments, *, is_new: bool) -> dict[str, Corpus]:
-    """Checks, before any data is read, that a run has a folder, data, a model and its measures.
+    """Checks, before any data is read, that a run has a folder, data, a model and its measures; returns the corpora.
 
-    Args:
-        arguments: The options of data, model and training.
-        is_new: Whether the run begins, and reads `embeddings`.
-
-    Returns:
-        The corpora of "train", "validation" and "test".
-
-    Raises:
-        RecipeError: Something is missing or invalid.
-        CorpusError: A file is missing or empty.
-        HubError: A model or tokenizer is neither a folder nor on the Hub, or there is no token to push with.
+    Only a run that begins (`is_new`) reads `embeddings`.
     """
     data, model, args = arguments
     if not args.output_dir:
@@ -73,12 +63,6 @@ def preflight(trainer: VanillaTransformerTrainer) -> None:
     """Rehearses what a run needs long after its first update: its schedule, translating, scoring and saving.
 
     Weights and random numbers stay as they are, and nothing that is written stays.
-
-    Args:
-        trainer: Ready to train.
-
-    Raises:
-        RecipeError: One of these steps fails.
     """
     if trainer.is_fsdp_enabled:
         return  # the model isn't sharded yet
@@ -132,14 +116,7 @@ def _translate(trainer: VanillaTransformerTrainer) -> None:
 
 # ---- Dry run ----
 def measured(trainer: VanillaTransformerTrainer) -> Iterator[str]:
-    """Trains for a few updates to measure them, and describes the run.
-
-    Args:
-        trainer: Ready to train; its model is not to be used afterwards.
-
-    Yields:
-        Lines for the user.
-    """
+    """Trains for a few updates to measure them, and yields lines that describe the run."""
     args, (per_epoch, updates) = trainer.args, _updates(trainer)
     is_stream = isinstance(trainer.train_dataset, datasets.IterableDataset)
     yield f"Updates: {'unknown' if is_stream else f'{per_epoch:,}'} per epoch, {updates:,} in all"

@@ -7,15 +7,12 @@ from typing import Any
 
 from huggingface_hub import HfApi
 from transformers import Seq2SeqTrainer
-from transformers.utils import logging
 
-from ..hub.facts import said_by_author, with_what_was_said
+from ..hub.facts import said_by_author, strings, with_what_was_said
 from ..hub.model_card import save_card
 from ..hub.upload import Published, PublishError, check_private, hub_errors, prepare, publish
 from .arguments import VanillaTransformerTrainingArguments
 from .run_facts import run_facts
-
-logger = logging.get_logger(__name__)
 
 
 class PushingTrainer(Seq2SeqTrainer):
@@ -24,17 +21,9 @@ class PushingTrainer(Seq2SeqTrainer):
     args: VanillaTransformerTrainingArguments
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Creates the repository as the Trainer does, with one-line errors for its name and the token.
-
-        Raises:
-            PublishError: The user may not write there, it is public though `private` was asked for, or the model has
-                adapters.
-            ConnectionError: The Hub can't be reached, or fails.
-        """
+        """Creates the repository as the Trainer does, and refuses what `push_to_hub` couldn't send there."""
         if hasattr(self.model, "peft_config"):
             raise PublishError("the model has adapters; publish them with PEFT: model.push_to_hub(...) after training")
-        if self.args.push_to_hub:
-            logger.warning_once("nothing is sent before push_to_hub(), which `train` calls at its end")
         with hub_errors(self.args.hub_model_id or Path(self.args.output_dir or "").resolve().name):
             super().init_hf_repo(token, private)
             if self.hub_model_id is not None and self._is_private(private):
@@ -54,8 +43,8 @@ class PushingTrainer(Seq2SeqTrainer):
             commit_message: The commit's first line.
             token: For the Hub; None: that of the arguments, or the saved one.
             revision: A branch; None: that of the arguments, or main.
-            private: Whether only its owner may see the repository; None: as the arguments say. An existing public one
-                is refused then.
+            private: Whether only its owner may see the repository, so that a public one is refused; None: as the
+                arguments say.
             **kwargs: Of `create_model_card`: language, license ...
 
         Returns:
@@ -75,10 +64,9 @@ class PushingTrainer(Seq2SeqTrainer):
         if not self.is_world_process_zero():
             return None
         self.create_model_card(**kwargs)
-        repo = str(self.hub_model_id)
         return publish(
-            prepare(Path(self.args.output_dir or ""), repo),
-            repo,
+            prepare(Path(self.args.output_dir or ""), str(self.hub_model_id)),
+            str(self.hub_model_id),
             private=self._is_private(private),
             message=commit_message,
             token=token or self.args.hub_token,
@@ -104,18 +92,14 @@ class PushingTrainer(Seq2SeqTrainer):
             facts = replace(
                 run_facts(self),
                 title=model_name,
-                languages=_listed(language),
+                languages=strings(language),
                 license=license,
-                tags=_listed(tags),
+                tags=strings(tags),
                 base_model=finetuned_from,
-                datasets=_listed(dataset_tags),
+                datasets=strings(dataset_tags),
             )
             folder = Path(self.args.output_dir or "")
             save_card(folder, with_what_was_said(facts, said_by_author(folder)))
 
     def _is_private(self, private: bool | None) -> bool:
         return bool(self.args.hub_private_repo if private is None else private)
-
-
-def _listed(value: str | Sequence[str] | None) -> list[str]:
-    return [value] if isinstance(value, str) else list(value or ())

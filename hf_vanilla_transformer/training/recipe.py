@@ -60,11 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def options_of(words: Sequence[str]) -> dict[str, object]:
-    """Returns the options in the words of a command line, `["--max-steps", "100"]`: names and values, as text.
-
-    Raises:
-        RecipeError: An option is unknown or has no value.
-    """
+    """Returns the options in the words of a command line, `["--max-steps", "100"]`: names and values, as text."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     add_options(parser)
     try:

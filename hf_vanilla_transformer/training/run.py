@@ -20,8 +20,7 @@ from transformers.utils import logging as transformers_logging
 from ..checkpoints.completeness import step_of
 from ..checkpoints.loading import check_tokenizer, load_config, load_model, load_tokenizer
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data.bpe_dropout import BPEDropout
-from ..data.corpora import Cleaning, read_corpus, resegment, rows_with, state_of, tokenize
+from ..data.corpora import Cleaning, read_corpus, rows_with, state_of, tokenize
 from ..data.formats import Corpus
 from ..data.symbols import reads_features, shown, train_tokenizer, unknown_ids, unknown_symbols
 from ..data.vectors import use_vectors
@@ -119,7 +118,7 @@ class Run:
         _be_quiet()
         if self.resume:
             self.checkpoint = checkpoint_to_resume(self.output, self.args.max_steps)
-        elif self.main and not self._tokenizer_name and (self.output / TOKENIZER).is_dir():
+        elif self.main and not self.model.saved_tokenizer and (self.output / TOKENIZER).is_dir():
             shutil.rmtree(self.output / TOKENIZER)  # that of a run that stopped before its first update
         trainer = self._trainer()
         counts = copy.deepcopy(vars(self.cleaning))
@@ -177,7 +176,7 @@ class Run:
                 check_tokenizer(tokenizer, config, str(self.checkpoint))
         validation = None
         with self.args.main_process_first(desc="tokenizing the corpus"):
-            train = self._tokenized(pairs, tokenizer)
+            train = tokenize(pairs, tokenizer, self.cleaning)
             self._say_unknown("Training", train, tokenizer)
             if self.corpora["validation"]:
                 lines = read_corpus(self.corpora["validation"])
@@ -202,19 +201,6 @@ class Run:
             trainer.remove_callback(callback)
         return trainer
 
-    def _tokenized(
-        self, pairs: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase
-    ) -> Dataset | IterableDataset:
-        train = tokenize(pairs, tokenizer, self.cleaning)
-        if not self.data.bpe_dropout:
-            return train
-        try:
-            dropout = BPEDropout(tokenizer, self.data.bpe_dropout)
-            copies, longest = self.data.bpe_dropout_copies, self.data.max_length
-            return resegment(train, dropout, copies, self.args.seed_of_data, longest)
-        except ValueError as error:  # another kind of tokenizer
-            raise RecipeError(first_line(error)) from error
-
     def _say_unknown(self, part: str, pairs: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase) -> None:
         """Says which symbols of a corpus the tokenizer doesn't know; a stream isn't read for it."""
         columns = {"source": "input_ids", "target": "labels"}
@@ -225,14 +211,10 @@ class Run:
                 found = unknown_symbols(tokenizer, pairs.select(rows)[side], is_target=side == "target")
                 self.say(f"{part} data: the {side} has {shown(found)}")
 
-    @property
-    def _tokenizer_name(self) -> str | None:
-        return self.model.tokenizer_name_or_path or self.model.model_name_or_path
-
     def _tokenizer(self, pairs: Dataset | IterableDataset) -> PreTrainedTokenizerBase:
         """Loads the tokenizer that the recipe, a checkpoint or an earlier process names, or trains a new one."""
         saved = self.output / TOKENIZER
-        if name := self._tokenizer_name:
+        if name := self.model.saved_tokenizer:
             loaded = load_tokenizer(name, trust_remote_code=self.trust_remote_code)
             if self.data.feature_columns and not reads_features(loaded):
                 raise RecipeError(f"the tokenizer of {name} reads no features; leave feature_columns out")

@@ -24,7 +24,7 @@ def run_facts(trainer: Seq2SeqTrainer, seconds: float | None = None) -> RunFacts
     scores, samples = trainer.validations.get(step, ({}, []))
     return RunFacts(
         name=trainer.hub_model_id or args.hub_model_id or local_name(args.output_dir or "model"),
-        task=task_of(trainer),
+        task=_task(trainer),
         config=model.config.to_dict(),
         parameters=model.num_parameters(),
         training_pairs=len(trainer.train_dataset) if isinstance(trainer.train_dataset, datasets.Dataset) else None,
@@ -43,21 +43,21 @@ def run_facts(trainer: Seq2SeqTrainer, seconds: float | None = None) -> RunFacts
     )
 
 
-def task_of(trainer: Seq2SeqTrainer) -> str:
-    """Returns the task of a model for its card: that of the arguments, or else by the tokenizer."""
+def _task(trainer: Seq2SeqTrainer) -> str:
     tokenizer = trainer.processing_class
+    if trainer.args.task:
+        return TRANSLATION if trainer.args.task == "translation" else TEXT2TEXT
     symbols = isinstance(tokenizer, PreTrainedTokenizerBase) and splits_into_symbols(tokenizer)
-    is_translation = trainer.args.task == "translation" if trainer.args.task else not symbols
-    return TRANSLATION if is_translation else TEXT2TEXT
+    return TEXT2TEXT if symbols else TRANSLATION
 
 
 def recipe_of(args: VanillaTransformerTrainingArguments, model: PreTrainedModel, processes: int) -> TrainingFacts:
     """Returns the options of a run for the model's card, with dropout and smoothing of the model's configuration."""
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)).replace("_", " ")
-    is_share = 0 < args.warmup_steps < 1
-    warmup = f"{args.warmup_steps:.0%} of the updates" if is_share else f"{args.warmup_steps:,.0f} updates"
     if schedule != "constant":  # which ignores warmup_steps
-        schedule += f", {warmup} of warm-up"
+        is_share = 0 < args.warmup_steps < 1
+        schedule += f", {args.warmup_steps:.0%} of the" if is_share else f", {args.warmup_steps:,.0f}"
+        schedule += " updates of warm-up"
     tokens = args.per_device_train_batch_tokens * args.gradient_accumulation_steps * processes
     return TrainingFacts(
         optimizer=_optimizer(args),

@@ -14,7 +14,7 @@ from transformers import Trainer
 
 from ..checkpoints.completeness import RECIPE, TRAINER_STATE, last_complete_checkpoint, step_of
 from ..checkpoints.files import check_links, write_text
-from ..checkpoints.loading import read_json
+from ..checkpoints.headers import read_json
 from ..errors import CheckpointError, first_line
 from .arguments import Arguments, DataArguments, ModelArguments, RecipeError
 
@@ -33,11 +33,7 @@ BEST = "metric_for_best_model"  # checkpoints keep its best value, which another
 
 @contextmanager
 def only_process_in(folder: Path) -> Iterator[None]:
-    """Creates a run's folder where it is missing, and keeps other processes from training there.
-
-    Raises:
-        RecipeError: Another process trains there, or the folder can't be written.
-    """
+    """Creates a run's folder where it is missing, and keeps other processes from training there."""
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -66,11 +62,7 @@ def write_recipe(folder: Path, options: Mapping[str, object], data: str) -> None
 
 
 def read_recipe(folder: Path) -> dict[str, object]:
-    """Reads the file of `write_recipe`.
-
-    Raises:
-        RecipeError: There is no run in the folder, or the file is damaged.
-    """
+    """Reads the file of `write_recipe`."""
     if not (folder / RECIPE).exists():
         raise RecipeError(f"there is no run to resume in {folder}; start one without --resume")
     try:
@@ -80,22 +72,15 @@ def read_recipe(folder: Path) -> dict[str, object]:
 
 
 def fixed_options(arguments: Arguments) -> dict[str, object]:
-    """Returns the options that must not change when a run resumes: those of data, model and optimizer."""
+    """Returns the options that must not change when a run resumes: those of data, their order, model and optimizer."""
     data, model, args = arguments
     options = {name: value for name, value in (asdict(data) | asdict(model)).items() if name not in FREE_OPTIONS}
     fixed = {name: value for name, value in options.items() if not name.startswith(("validation_", "test_"))}
-    fixed["optim"] = str(getattr(args.optim, "value", args.optim))
-    fixed[BEST] = args.metric_for_best_model
-    return fixed | ({"seed": args.seed_of_data} if data.bpe_dropout else {})  # decides the segmentations
+    return {**fixed, "optim": args.optimizer, BEST: args.metric_for_best_model, "seed": args.seed_of_data}
 
 
 def check_folder(arguments: Arguments, *, resume: bool) -> None:
-    """Checks that the output folder is new, or has a run with the same options to resume.
-
-    Raises:
-        RecipeError: It isn't, or has not.
-        LinkError: The folder has a link out of it.
-    """
+    """Checks that the output folder is new, or has a run with the same options to resume."""
     folder = Path(arguments[2].output_dir or "")
     check_links(folder)
     if not resume:
@@ -108,13 +93,13 @@ def check_folder(arguments: Arguments, *, resume: bool) -> None:
         is_first = name == BEST and None in (value, before[name])
         if before[name] != value and not is_first:
             raise RecipeError(
-                f"{folder} was started with {name} {before[name]!r}, not {value!r}; resume with the same data and "
-                "model, or give another --output-dir"
+                f"{folder} was started with {name} {before[name]!r}, not {value!r}; resume with the same data, in the "
+                "same order, and the same model, or give another --output-dir"
             )
 
 
 def check_same_data(folder: Path, data: str) -> None:
-    """Checks that the training data is that of the run, by its fingerprint; raises `RecipeError` otherwise."""
+    """Checks that the training data is that of the run, by its fingerprint."""
     if read_recipe(folder).get(FINGERPRINT, data) != data:
         raise RecipeError(
             f"the training data has changed since the run in {folder} was started; restore it, or remove {FINGERPRINT} "
@@ -123,11 +108,7 @@ def check_same_data(folder: Path, data: str) -> None:
 
 
 def checkpoint_to_resume(folder: Path, max_steps: int) -> Path | None:
-    """Returns the checkpoint that a run resumes from, the last complete one; None: it starts over.
-
-    Raises:
-        RecipeError: The checkpoint has more updates, or no state of the optimizer.
-    """
+    """Returns the checkpoint that a run resumes from, the last complete one; None: it starts over."""
     checkpoint = last_complete_checkpoint(folder)
     if checkpoint is None and (model := last_complete_checkpoint(folder, to_resume=False)):
         # a new start would overwrite it
@@ -138,6 +119,17 @@ def checkpoint_to_resume(folder: Path, max_steps: int) -> Path | None:
     if checkpoint is not None and 0 <= max_steps < (step := step_of(checkpoint) or 0):
         raise RecipeError(f"max_steps is {max_steps:,}, but {checkpoint} has {step:,} updates already; give more")
     return checkpoint
+
+
+def how_to_resume(folder: Path) -> str:
+    """Says how a run that was interrupted is resumed, or started over."""
+    try:
+        if checkpoint := checkpoint_to_resume(folder, max_steps=-1):
+            return f"the same command with --resume resumes from {checkpoint}"
+        is_new = is_empty(folder)
+    except RecipeError as error:
+        return str(error)
+    return f"there is no checkpoint yet; the same command {'' if is_new else 'with --resume '}starts over"
 
 
 @contextmanager
@@ -161,9 +153,6 @@ def save_model(trainer: Trainer, folder: Path) -> None:
     """Saves a trained model and the trainer's log in the run's folder; an old model stays until all is written.
 
     All processes have to call this.
-
-    Raises:
-        OSError: It can't be written; a full disk, for instance.
     """
     try:
         with saved(trainer, folder) as partial:

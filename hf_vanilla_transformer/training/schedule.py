@@ -1,13 +1,10 @@
 """The learning rate of section 5.3."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..checkpoints.loading import load_config
-from .arguments import RecipeError, VanillaTransformerTrainingArguments
-from .recipe import parse_recipe
+from .arguments import VanillaTransformerTrainingArguments
 
 
 def paper_learning_rate(d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
@@ -20,14 +17,10 @@ def paper_learning_rate(d_model: int, warmup_steps: int, factor: float = 1.0) ->
 
 
 def peak_learning_rate(args: VanillaTransformerTrainingArguments, model: object) -> float:
-    """The highest learning rate of a run: `learning_rate`, or without one that of the paper's schedule (5.3).
-
-    Args:
-        args: The arguments of the run.
-        model: Its model, whose configuration has `d_model` or, as other models have it, `hidden_size`.
+    """Returns the highest learning rate of a run: `learning_rate`, or without one that of the paper's schedule (5.3).
 
     Raises:
-        ValueError: There is no `learning_rate`, and the paper's can't be computed.
+        ValueError: The paper's can't be computed for this model or warm-up.
     """
     if args.learning_rate is not None:
         return args.learning_rate
@@ -40,12 +33,8 @@ def peak_learning_rate(args: VanillaTransformerTrainingArguments, model: object)
             f"warmup_steps={args.warmup_steps} is a share of the updates, whose number isn't known without max_steps; "
             "give either as a number of updates, or learning_rate."
         )
-    return paper_learning_rate(d_model, _warmup(args), args.learning_rate_factor)
-
-
-def _warmup(args: VanillaTransformerTrainingArguments) -> int:
-    """Returns the updates of the warm-up, at least 1."""
-    return max(int(args.get_warmup_steps(args.max_steps)), 1)
+    warmup = max(int(args.get_warmup_steps(args.max_steps)), 1)
+    return paper_learning_rate(d_model, warmup, args.learning_rate_factor)
 
 
 def count_from_one(scheduler: LambdaLR) -> None:
@@ -68,24 +57,3 @@ def set_rates(scheduler: LambdaLR) -> tuple[list[float], list[float]]:
         group["lr"] = rate
     scheduler._last_lr = list(after)
     return before, after
-
-
-def schedule_of_recipe(recipe: str) -> tuple[float, int]:
-    """Returns the highest learning rate of a recipe, and the updates until then.
-
-    Args:
-        recipe: A recipe's name or file.
-
-    Raises:
-        RecipeError: It is no recipe, or has another schedule than the paper's.
-        CheckpointError: The model that it fine-tunes can't be found.
-    """
-    _, model, args = parse_recipe([recipe])
-    if args.lr_scheduler_type != "inverse_sqrt" or args.lr_scheduler_kwargs or not args.warmup_steps:
-        raise RecipeError(
-            f"{recipe} has another schedule than the paper's (inverse_sqrt with a warm-up, without "
-            "lr_scheduler_kwargs); give the folder of a run, whose log has the rates"
-        )
-    name = model.model_name_or_path
-    config = model.config(model.vocab_size) if name is None else load_config(name)
-    return peak_learning_rate(args, SimpleNamespace(config=config)), _warmup(args)

@@ -26,7 +26,7 @@ from transformers.trainer_utils import EvalLoopOutput, SchedulerType, TrainOutpu
 from transformers.utils import logging
 
 from .. import engine
-from ..checkpoints.completeness import OPTIMIZER, SCALER, SCHEDULER, TRAINER_STATE, damage_of
+from ..checkpoints.completeness import OPTIMIZER, OPTIMIZER_OF_FSDP, SCALER, SCHEDULER, TRAINER_STATE, damage_of
 from ..checkpoints.loading import not_finite, tokenizer_fingerprint
 from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
@@ -120,14 +120,10 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
             self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
 
     def check_beginning(self) -> None:
-        """Checks what a run would only show at its end: BLEU that stays 0, and translations that begin differently.
-
-        Raises:
-            ValueError: BLEU is to choose the best model, but can only be 0.
-        """
+        """Checks what a run would only show at its end: BLEU that stays 0, and translations that begin differently."""
         metrics, data = self.compute_metrics, self.eval_dataset or ()
         if isinstance(metrics, TranslationMetrics) and (problem := metrics.why_unmeasurable(data)):
-            if str(self.args.metric_for_best_model).endswith("bleu"):
+            if self.args.criterion.endswith("bleu"):
                 raise ValueError(f"metric_for_best_model is bleu, but {problem}")
             logger.warning_once(problem)
         self._check_start()
@@ -159,7 +155,12 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         self.validations: dict[int, tuple[dict[str, Score], list[tuple[str, str, str]]]] = {}
         state = TrainerState()
         if checkpoint is not None:
-            for name in (OPTIMIZER, SCHEDULER, SCALER) if self.args.fp16 else (OPTIMIZER, SCHEDULER):
+            files = [OPTIMIZER, OPTIMIZER_OF_FSDP]  # without FSDP, and with it
+            own, other = reversed(files) if self.is_fsdp_enabled else files
+            if Path(checkpoint, other).exists():
+                how = "without" if self.is_fsdp_enabled else "with"
+                raise CheckpointError(f"{checkpoint} was saved {how} FSDP; resume {how} it")
+            for name in (own, SCHEDULER, SCALER) if self.args.fp16 else (own, SCHEDULER):
                 if not Path(checkpoint, name).exists():  # the Trainer would begin with a new one
                     fix = ", or leave fp16 out if the run had none" if name == SCALER else ""
                     raise CheckpointError(f"{checkpoint} has no {name}; remove it to resume from an earlier one{fix}")
@@ -199,15 +200,10 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
             compiled = options if self.args.packed and self.args.torch_compile else None
             self._training.enter_context(training_shortcuts(self.model, compiled))
         self._note_tokenizer()  # `model_init` may have made another model
-        self._freeze_unsaved()
-        return super().create_optimizer(model)
-
-    def _freeze_unsaved(self) -> None:
-        """Freezes what no checkpoint has: transformers 5.24 trains the sinusoids of its Marian without saving them."""
-        unsaved = {*(getattr(self.model, "_keys_to_ignore_on_save", None) or ())}
         for name, parameter in self.model.named_parameters():
-            if name in unsaved.difference(getattr(self.model, "all_tied_weights_keys", ())):
+            if name in self.unsaved:  # transformers 5.24 trains the sinusoids of its Marian without saving them
                 parameter.requires_grad = False
+        return super().create_optimizer(model)
 
     def set_initial_training_values(self, args: Any, dataloader: DataLoader[object]) -> tuple[int, ...]:
         """Epochs, updates per epoch ... updates; no epoch if a run resumes at its end, or `max_steps` is 0."""
@@ -270,6 +266,7 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
             self._since, self._tokens_then = time.perf_counter(), self.target_tokens
             # A resumed run would have its checkpoint's intervals, and no place for a callback that it hadn't.
             self.state.compute_steps(self.args, self.state.max_steps)
+            self._note_order()
             for callback in self._early_stopping:
                 self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -277,6 +274,18 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
             count = self.target_tokens + int(items)
             self.state.stateful_callbacks[TOKEN_COUNT] = {"args": {}, "attributes": {"count": count}}
         return batches, items
+
+    def _note_order(self) -> None:
+        """Saves the options that decide the batches, and warns of others than before: batches are skipped by count."""
+        now = self.args.order_of_batches(streaming=isinstance(self.train_dataset, datasets.IterableDataset))
+        before = now | self.state.stateful_callbacks.get(ORDER, {}).get("attributes", {})
+        changed = [f"{name} {now[name]}, not {before[name]}" for name in now if now[name] != before[name]]
+        if changed and not self.args.ignore_data_skip and self.is_world_process_zero():
+            logger.warning(
+                f"resuming with {', '.join(changed)} makes other batches: in the rest of this epoch, some pairs come a "
+                "second time and others never, and epochs are counted as if all batches had been such"
+            )
+        self.state.stateful_callbacks[ORDER] = {"args": {}, "attributes": now}
 
     @property
     def target_tokens(self) -> int:
@@ -367,10 +376,7 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
             return
         wanted = [{name: group[name] for name in RESUMABLE if name in group} for group in self.optimizer.param_groups]
         rates = list(getattr(self.lr_scheduler, "base_lrs", ()))
-        if self.is_fsdp_enabled:
-            self.load_sharded_states(Path(checkpoint))
-        else:
-            super()._load_optimizer_and_scheduler(checkpoint)
+        super()._load_optimizer_and_scheduler(checkpoint)
         if not isinstance(self.lr_scheduler, LambdaLR):
             if rates != list(getattr(self.lr_scheduler, "base_lrs", ())):
                 raise RecipeError("with this scheduler, a resumed run can't change its learning rate")
@@ -387,7 +393,7 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
     def evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
         """Evaluates; in training, of equal values of the best model's criterion the later one is the best."""
         metrics: dict[str, float] = super().evaluate(*args, **kwargs)
-        name = f"eval_{str(self.args.metric_for_best_model).removeprefix('eval_')}"
+        name = f"eval_{self.args.criterion}"
         if not self.is_in_train or name not in metrics:
             return metrics
         values = [entry[name] for entry in self.state.log_history if name in entry][-EQUAL_VALUES:]
@@ -459,8 +465,8 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
 
 
 EQUAL_VALUES = 3  # evaluations after which a constant criterion is told
-# The key of the target tokens in `stateful_callbacks`; TrainerState saves only its own fields.
-TOKEN_COUNT = "TargetTokens"
+# Keys of the target tokens and of the batches' order in `stateful_callbacks`; TrainerState saves only its own fields.
+TOKEN_COUNT, ORDER = "TargetTokens", "OrderOfBatches"
 # Settings of an optimizer's groups of parameters that a resumed run may change.
 RESUMABLE = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 

@@ -47,7 +47,7 @@ def attention_of(
     target: str | None = None,
     **languages: str | None,
 ) -> Attention:
-    """Returns the attention weights of all layers and heads for one sentence, without gradients.
+    """Returns the attention of all layers and heads for one sentence, as `model(..., output_attentions=True)` does.
 
     Args:
         model: A sequence-to-sequence model that returns its attention weights.
@@ -55,9 +55,6 @@ def attention_of(
         source: The sentence.
         target: The translation that the model is forced to write; None: its own, by its generation config.
         **languages: `src_lang`, `tgt_lang` and `source_prefix` as for `decode`.
-
-    Returns:
-        The weights, those of `model(..., output_attentions=True)`, and the tokens.
 
     Raises:
         TypeError: A text is not a string.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..plan_vanilla_transformer import DEFAULTS, KNOWN, LENGTHS, WITHOUT_EFFECT, Plan
 from .reading import Segment
+from .spelling import Spelling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,12 +58,14 @@ class Translation:
         score: Its log-probability in nats divided by the length penalty, `sequences_scores` of `generate()`; None
             without n-best lists, or if the text was translated in pieces.
         alignment: With `alignments=True`, if the text was translated as one.
+        num_unknown: Unknown tokens among those that the model wrote.
     """
 
     text: str
     num_tokens: int
     score: float | None = None
     alignment: Alignment | None = field(default=None, compare=False)
+    num_unknown: int = 0
 
 
 Found = tuple[list[int], list[list[Translation]]]  # places of some segments, and the translations of each
@@ -70,51 +73,43 @@ Found = tuple[list[int], list[list[Translation]]]  # places of some segments, an
 
 @dataclass(frozen=True)
 class DecodingJob:
-    """Segments to translate, and how: all as for `decode`, and the `plan` of its options.
-
-    Attributes:
-        has_scores: Whether translations have their scores, as n-best lists do.
-    """
+    """Segments to translate, and how: all as for `decode`, and the `plan` of its options."""
 
     tokenizer: "PreTrainedTokenizerBase"
     segments: list[Segment]
     plan: Plan
     options: dict[str, Any]
-    has_scores: bool
+    has_scores: bool  # whether translations have their scores, as n-best lists do
     batch_size: int | None
     batch_tokens: int | None
+    spelling: Spelling
 
 
 class Backend(ABC):
-    """Decodes with a model. A `Translator` holds one.
+    """Decodes with a model. A `Translator` holds one."""
 
-    Attributes:
-        name: "engine" or "ctranslate2".
-        device: Where it computes.
-        dtype: The type of its weights, or that it computes in.
-        generation_config: The model's, or its values by name.
-        positions: Tokens of the longest source that the model has positions for; None: there is no end.
-        is_own: Whether the model is of this package, with all of its options.
-        tasks: Settings of translation tasks that a T5's configuration names: "translation_en_to_de" and so on.
-        training: Whether the model is in training mode, where it can't be used.
-    """
-
-    name: str
+    name: str  # "engine" or "ctranslate2"
     device: Any
-    dtype: Any
-    generation_config: Any
-    positions: int | None
-    is_own: bool = True
-    tasks: Mapping[str, Any] = MappingProxyType({})
-    training: bool = False
+    dtype: Any  # of the weights, or of the computation
+    generation_config: Any  # the model's, or its values by name
+    positions: int | None  # tokens of the longest source that the model has positions for; None: no end
+    is_own: bool = True  # whether the model is of this package, with all of its options
+    tasks: Mapping[str, Any] = MappingProxyType({})  # of a T5's configuration: "translation_en_to_de" and so on
+    training: bool = False  # whether the model is in training mode, where it can't be used
 
     @property
     def option_names(self) -> set[str]:
         """Names that options of `generate()` may have; the backend may lack some."""
         return {*KNOWN, *WITHOUT_EFFECT, *DEFAULTS}
 
-    def plan(self, options: dict[str, Any], n_best: int | None = None, alignments: bool = False) -> Plan:
-        """Resolves how a call of `decode` decodes; raises `ValueError` for what the backend lacks."""
+    def plan(
+        self,
+        options: dict[str, Any],
+        n_best: int | None = None,
+        alignments: bool = False,
+        barred: tuple[int, ...] = (),
+    ) -> Plan:
+        """Resolves how a call of `decode` decodes, with more `barred` tokens; raises `ValueError` for what it lacks."""
         check_generation(options, self.generation_config)
         plan = Plan.of(options, self.generation_config)
         if not self.is_own and plan.limit[0] == "default":
@@ -129,7 +124,8 @@ class Backend(ABC):
                     f"{plan.num_beams}; raise num_beams"
                 )
             plan = replace(plan, num_hypotheses=plan.num_beams)  # some may be one text
-        plan = replace(plan, alignments=plan.alignments or alignments)
+        barred = tuple(dict.fromkeys((*plan.barred, *barred)))
+        plan = replace(plan, alignments=plan.alignments or alignments, barred=barred)
         if (reason := self.unsupported(plan)) is not None:
             raise ValueError(reason)
         return plan
@@ -160,11 +156,6 @@ def tasks_in(config: Any) -> dict[str, Any]:
     return {name: settings for name, settings in tasks.items() if name.startswith("translation_")}
 
 
-def on_one_line(text: str) -> str:
-    """Returns a translation without line breaks."""
-    return text.replace("\r", " ").replace("\n", " ")
-
-
 # ---- Options ----
 def check_number(name: str, value: object, where: str = "") -> None:
     """Checks an option that counts something, one of `LARGEST`, or None; raises `ValueError`."""
@@ -180,7 +171,7 @@ def check_generation(options: Mapping[str, object], generation_config: Any) -> N
     own = config if isinstance(config, Mapping) else vars(config)
     has_length = any(options.get(name) is not None for name in LENGTHS)
     for name in ("num_beams", "num_return_sequences", *LENGTHS):
-        if options.get(name) is not None:
+        if name in options:
             check_number(name, options[name])
         elif not (has_length and name in LENGTHS):
             check_number(name, own.get(name), " of the generation config")

@@ -5,7 +5,7 @@
 CTranslate2's beam search ends as with `early_stopping=True`, and has length^alpha for a penalty. Here it returns as
 many hypotheses as beams, the best by its penalty, and the model's own (the paper's or transformers') ranks them. A
 batch is searched up to the longest limit of its sentences; one that went beyond its own is searched again within that.
-Behind a prefix, beam search finds a translation that ends at once only if the end is the most probable token. As the
+Beam search finds a translation that ends at once only if the end is the most probable token. As the
 length penalty is that of a batch's mean length, the last entries of n-best lists may depend on the batch.
 """
 
@@ -18,17 +18,20 @@ import sys
 import tempfile
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..checkpoints.kinds import CONFIG, GENERATION_CONFIG
 from ..errors import CheckpointError, first_line, named
 from ..interop.ctranslate2_settings import lacking_settings, never_chosen
 from ..plan_vanilla_transformer import GNMTLengthPenalty, Plan
-from .backend import LEAST_SCORE, Alignment, Backend, DecodingJob, Found, Translation, batches_of, on_one_line, tasks_in
+from .backend import LEAST_SCORE, Alignment, Backend, DecodingJob, Found, Translation, batches_of, tasks_in
 from .reading import Segment
 
 if TYPE_CHECKING:  # an extra, and what a folder in its format is translated without
@@ -44,6 +47,7 @@ CALL_OPTIONS = (
     *("num_beams", "forced_bos_token_id", "max_new_tokens", "min_new_tokens", "max_length", "max_extra_length"),
     *("length_penalty", "gnmt_length_penalty", "early_stopping", "do_sample"),
 )
+MADE_WITH = ("decoder_start_token_id", "eos_token_id")
 # Padded source tokens of a batch, times beams: at most, and at least if there are more batches for it. Of small models
 # in 8 bits; of small ones in other types or large ones in 8 bits; of large ones in other types. Many bytes need many
 # rows to be read fast enough. Speed: docs/performance.md.
@@ -148,31 +152,28 @@ class PendingBatch:
         self, segment: Segment, tokens: list[str], count: int, score: float, attention: list[list[float]] | None
     ) -> Translation:
         ids, prompt = [self._model.ids[token] for token in tokens], len(segment.prefix[1:])
-        text, alignment = self._job.tokenizer.decode(ids, skip_special_tokens=True), None
+        spelling, alignment = self._job.spelling, None
         if attention is not None:
             source = tuple(self._model.source[token] for token in segment.token_ids)
-            weights = import_module("torch").tensor(attention[prompt : len(tokens)]).reshape(-1, len(source))
+            weights: Any = np.array(attention[prompt : len(tokens)], dtype=np.float32).reshape(-1, len(source))
+            with suppress(ImportError):  # where an exported model runs without it, this is numpy's
+                weights = import_module("torch").from_numpy(weights)
             sides = tuple(segment.token_ids), tuple(ids[prompt:])
             alignment = Alignment(source, tuple(tokens[prompt:]), weights, *sides)
-        return Translation(on_one_line(text), count, score if self._job.has_scores else None, alignment)
+        score_shown, unknown = score if self._job.has_scores else None, spelling.count(ids[prompt:])
+        return Translation(spelling.text(ids), count, score_shown, alignment, unknown)
 
 
 class CTranslate2Backend(Backend):
     """A model that CTranslate2 runs. Several threads may use it at the same time.
 
-    On a CPU, each of `threads` translates a batch of its own. In float32, they share a batch that is alone; for that,
-    the weights are held twice.
+    On a CPU, each of `threads` (None: PyTorch's number, or a thread per core where it isn't imported) translates a
+    batch of its own. In float32, they share a batch that is alone; for that, the weights are held twice. The `folder`
+    is in CTranslate2's format, with generation_config.json; the device "cpu", "cuda" or "cuda:1"; `compute_type` one of
+    CTranslate2's for it, "default": as the weights were saved.
 
-    Args:
-        folder: In CTranslate2's format, with generation_config.json.
-        device: "cpu", "cuda" or "cuda:1".
-        compute_type: A type of CTranslate2's for this device; "default": as the weights were saved.
-        threads: Of the computation on a CPU; None: PyTorch's number, or a thread per core where it isn't imported.
-
-    Raises:
-        CheckpointError: The folder is incomplete or damaged.
-        ValueError: The device or the type can't be used, or CTranslate2 lacks a setting of the model's decoding.
-        ImportError: CTranslate2 isn't installed.
+    Raises `CheckpointError` for a folder that is incomplete or damaged, `ValueError` if the device or the type can't be
+    used, or CTranslate2 lacks a setting of the model's decoding, and `ImportError` without CTranslate2.
     """
 
     name = "ctranslate2"
@@ -267,13 +268,14 @@ class CTranslate2Backend(Backend):
                 raise CheckpointError(f"{self.name_or_path}: it lacks {named(wrong)} of its tokenizer; {FIX}")
 
     # ---- Options ----
-    def plan(self, options: dict[str, Any], n_best: int | None = None, alignments: bool = False) -> Plan:
+    def plan(self, options: dict[str, Any], *others: Any) -> Plan:
         """Resolves how a call of `decode` decodes; raises `ValueError` for what CTranslate2 lacks."""
-        for name in options.keys() - set(CALL_OPTIONS):
-            raise ValueError(f"the backend ctranslate2 has no option {name}; it has {', '.join(CALL_OPTIONS)}")
-        plan = super().plan(options, n_best, alignments)
-        ends = options.get("early_stopping")
-        if plan.num_beams > 1 and ends not in (None, True):
+        for name, value in options.items():  # what is off needs nothing of CTranslate2, but for what it was made with
+            if name not in CALL_OPTIONS and (value is not None or name in MADE_WITH):
+                raise ValueError(f"the backend ctranslate2 has no option {name}; it has {', '.join(CALL_OPTIONS)}")
+        plan = super().plan(options, *others)
+        ends = options.get("early_stopping", True)
+        if plan.num_beams > 1 and ends is not True:
             raise ValueError(
                 f"early_stopping is {ends!r}, and searches of the backend ctranslate2 end as with True; leave it out"
             )

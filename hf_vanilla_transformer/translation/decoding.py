@@ -14,11 +14,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ..errors import did_you_mean
-from ..plan_vanilla_transformer import ENGINE_OPTIONS, OPTIONS, Plan, settings_in
+from ..plan_vanilla_transformer import Plan, settings_in
 from .backend import LARGEST, Backend, DecodingJob, Found, Translation, check_number, positions_in
 from .division import Encode
 from .languages import set_languages
 from .reading import Segment, check_splitting, encoder, join_segments, own_code, read_segments, without_empty
+from .spelling import Spelling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -58,6 +59,7 @@ def decode(
     batch_tokens: int | None = None,
     max_source_tokens: int | None = None,
     unknown: str | None = None,
+    unknown_target: str | None = None,
     progress: Callable[[int], object] | None = None,
     on_division: Callable[[int, int], object] | None = None,
     first: int = 0,
@@ -68,7 +70,7 @@ def decode(
     Args:
         model: A model, what `ensemble` made of several, or one of another backend.
         tokenizer: Its tokenizer.
-        sentences: The sentences.
+        sentences: Strings.
         n_best: Different translations per sentence, of a beam search at least as wide. One with fewer is searched again
             with two, then four times the beams, and gets the best of all. None: the best, without its score.
         alignments: Whether translations have their alignments; only models of this package have them.
@@ -78,11 +80,10 @@ def decode(
             with a code keeps it.
         source_prefix: What each source begins with, such as T5's "translate English to German: ".
         prefix: What translations have to begin with: a string for all, or a list with one for each sentence. White
-            space at its end doesn't count. It should end with a word: it is tokenized by itself, and the model
-            continues with a new token.
-        split_sentences: The language of the sentences in two letters (ISO 639-1). Each may be a
-            paragraph or several and is first split by the rules of that language; the translations are joined, with
-            line breaks and indents where they were. It needs sentencex. None: nothing is split.
+            space at its end doesn't count. It should end with a word: the model continues with a new token.
+        split_sentences: The language of the sentences in two letters (ISO 639-1), by whose rules each is first split
+            (needs sentencex); the translations are joined, with line breaks and indents where they were. None: no
+            splitting.
         batch_size: Sentences at a time at most; None: as many as `batch_tokens` allows.
         batch_tokens: Padded source tokens at a time, times beams, at most; a longer sentence is a batch by itself.
             None: 4,096, or what suits the backend.
@@ -92,25 +93,26 @@ def decode(
             translations are joined.
         unknown: What becomes of symbols that the tokenizer doesn't know: "keep" (default): the model reads its unknown
             token, and each such symbol is logged once; "ignore": they are left out; "error".
+        unknown_target: What becomes of unknown tokens that the model writes: "mark" (default): the text shows the
+            tokenizer's unknown token; "drop": they are left out; "avoid": the model never chooses them (in beam search,
+            the backend "ctranslate2" then gives their probability to the others). A warning has their number.
         progress: Called with the number of sentences done since its last call.
-        on_division: Called with the index and the number of pieces of each sentence that is divided as it is too long;
-            None: a warning is logged.
+        on_division: Called with the index and the number of pieces of each sentence that is too long; None: a warning.
         first: The index of the first sentence, for `on_division` and errors.
-        **options: For `generate()`; lengths are those of a piece.
+        **options: For `generate()`; lengths are those of a piece. None switches off what the generation config says.
 
     Returns:
-        Translations of each sentence, the best first: one, or `n_best` (fewer where the search found no more). An
-        empty sentence has one, empty, of no tokens and score 0. A sentence that is divided or split has one, without a
-        score or an alignment: the best of each piece, joined.
+        Translations of each sentence, the best first: one, or `n_best` (fewer where the search found no more). An empty
+        sentence has one, empty, of no tokens and score 0. A sentence that is divided or split has one, without a score
+        or an alignment: the best of each piece, joined.
 
     Raises:
         TypeError: `sentences` is one string, a set, a dictionary or None, or has an item that is not a string; an
             option is unknown.
-        ValueError: The model is in training mode, an option is too large, or `generate()` refuses an option or a
-            sentence; `n_best` is below 1 or above the number of beams, or there is only one beam; the model has no such
-            language, or several and none is given; it has no alignments; a prefix has special or unknown tokens; with
-            `unknown="error"`, a sentence has an unknown symbol.
-        ImportError: `split_sentences` is asked for and sentencex is not installed.
+        ValueError: The model is in training mode, lacks alignments or a language, or has several and none is given; an
+            option is too large, or `generate()` refuses it or a sentence; `n_best` is below 1 or above the number of
+            beams, or there is only one beam; a prefix has special or unknown tokens; with `unknown="error"`, a sentence
+            has an unknown symbol.
     """
     texts = texts_of("sentences", sentences, first)
     backend = backend_of(model, tokenizer)
@@ -121,8 +123,10 @@ def decode(
     limit = source_limit(backend, max_source_tokens, tokenizer)
     languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "source_prefix": source_prefix}
     segments: list[Segment] = []
-    with set_languages(tokenizer, backend, _given(backend, options), texts, first, **languages) as (begin, options):
-        plan = backend.plan(options, n_best, alignments)
+    _check_names(backend, options)
+    spelling = Spelling.of(tokenizer, backend.generation_config, unknown_target)
+    with set_languages(tokenizer, backend, options, texts, first, **languages) as (begin, options):
+        plan = backend.plan(options, n_best, alignments, spelling.barred)
         prefixes = _prefix_tokens(plan, tokenizer, prefix, len(texts))
         for place in range(0, len(texts), TEXTS_AT_ONCE):
             some = dict(enumerate(texts[place : place + TEXTS_AT_ONCE], place))
@@ -140,7 +144,7 @@ def decode(
     tell(len(texts) - len(left))
     found: dict[int, list[Translation]] = {}
     wanted = [n_best or 1 if left[segment.text] == 1 else 1 for segment in segments]
-    job = DecodingJob(tokenizer, segments, plan, options, n_best is not None, batch_size, batch_tokens)
+    job = DecodingJob(tokenizer, segments, plan, options, n_best is not None, batch_size, batch_tokens, spelling)
     for places, translations in _search(backend, job, wanted):
         found.update(zip(places, translations, strict=True))
         left.subtract(segments[place].text for place in places)
@@ -151,6 +155,7 @@ def decode(
         end = "" if split_sentences is None else gaps.get(text, "") + texts[text][len(texts[text].rstrip()) :]
         alone = [replace(one, text=parts[0][0] + one.text + end) for one in parts[0][1]]
         results[text] = alone if len(parts) == 1 else [_joined(parts, end)]
+    spelling.warn([one.num_unknown for row in results for one in row])
     return results
 
 
@@ -163,20 +168,21 @@ def plan_of(
     src_lang: str | None = None,
     tgt_lang: str | None = None,
     source_prefix: str | None = None,
+    unknown_target: str | None = None,
     **options: Any,
 ) -> Plan:
     """Resolves how a call of `decode` decodes; arguments and errors are those of `decode`."""
     languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "source_prefix": source_prefix}
-    with set_languages(tokenizer, backend, _given(backend, options), (), 0, **languages) as (_, options):
-        return backend.plan(options, n_best, alignments)
+    _check_names(backend, options)
+    barred = Spelling.of(tokenizer, backend.generation_config, unknown_target).barred
+    with set_languages(tokenizer, backend, options, (), 0, **languages) as (_, options):
+        return backend.plan(options, n_best, alignments, barred)
 
 
-def _given(backend: Backend, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns options without those that are None: the model's value counts; for this package's own, None is off.
+def _check_names(backend: Backend, options: dict[str, Any]) -> None:
+    """Raises `TypeError` for an option, or one of a `generation_config` among them, with a name that nothing reads.
 
-    Raises:
-        TypeError: An option, or one of a `generation_config` among them, has a name that nothing reads: transformers
-            finds the former only when it decodes, and the latter never.
+    transformers finds the former only when it decodes, and the latter never.
     """
     of_config = [name for name in settings_in(options.get("generation_config")) if not name.startswith("_")]
     known = {*backend.option_names, *settings_in(backend.generation_config)}
@@ -184,8 +190,6 @@ def _given(backend: Backend, options: dict[str, Any]) -> dict[str, Any]:
         if name not in known:
             known.update(signature(decode).parameters)
             raise TypeError(f"there is no option {name!r}{did_you_mean(name, known)}")
-    kept = (*OPTIONS, *ENGINE_OPTIONS)
-    return {name: value for name, value in options.items() if value is not None or name in kept}
 
 
 def _search(backend: Backend, job: DecodingJob, wanted: list[int]) -> Iterator[Found]:
@@ -216,7 +220,9 @@ def _different(translations: list[Translation]) -> list[Translation]:
 def _joined(parts: list[tuple[str, list[Translation]]], end: str) -> Translation:
     # Scores of several searches add up to no score of one.
     text = join_segments([(gap, rows[0].text) for gap, rows in parts])
-    return Translation(text + end, sum(rows[0].num_tokens for _, rows in parts))
+    best = [rows[0] for _, rows in parts]
+    unknown = sum(one.num_unknown for one in best)
+    return Translation(text + end, sum(one.num_tokens for one in best), num_unknown=unknown)
 
 
 def _warn_of_division(limit: int, index: int, count: int) -> None:
@@ -321,8 +327,7 @@ def source_limit(
 def texts_of(name: str, values: Iterable[str], first: int = 0) -> list[str]:
     """Lists the sentences that a caller gives; errors call them `name` and count from `first`.
 
-    Raises:
-        TypeError: It is one string, a set, a dictionary or None, or has an item that is not a string.
+    One string, a set, a dictionary or None, or an item that is not a string, raises `TypeError`.
     """
     check_texts(name, values)
     texts = list(values)

@@ -28,13 +28,8 @@ def encode_within(encode: Encode, texts: list[str], limit: int) -> list[list[int
 def divide(encode: Encode, text: str, limit: int, begin: str = "") -> list[tuple[str, list[int]]]:
     """Divides a text at the end of a sentence near its middle, else at white space, else anywhere, and so on.
 
-    Nothing is lost but white space at the ends of pieces. Each is tokenized behind `begin`, a target language's code.
-
-    Returns:
-        The pieces, each with its token ids: at most `limit`, and at most `PIECE_TOKENS`.
-
-    Raises:
-        ValueError: A single character has more tokens.
+    Nothing is lost but white space at the ends of pieces. Each is tokenized behind `begin`, a target language's code,
+    and has at most `limit` token ids, and `PIECE_TOKENS`. A single character with more raises `ValueError`.
     """
     limit = min(limit, PIECE_TOKENS)
     pieces: list[tuple[str, list[int]]] = []

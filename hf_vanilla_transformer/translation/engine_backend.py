@@ -27,7 +27,6 @@ from .backend import (
     Found,
     Translation,
     batches_of,
-    on_one_line,
     positions_in,
     tasks_in,
 )
@@ -56,15 +55,11 @@ NAMES = {
 
 
 class EngineBackend(Backend):
-    """Decodes with a model of transformers.
+    """Decodes with a model of transformers, in evaluation mode.
 
     A model of this package is searched by the engine, where it is attached, and else by the model's own modules, which
     may have adapters, hooks, or weights in a few bits. What neither has (sampling, say), and all other architectures,
     is `generate()`.
-
-    Args:
-        model: The model, in evaluation mode.
-        tokenizer: Its tokenizer.
     """
 
     name = "engine"
@@ -120,11 +115,11 @@ class EngineBackend(Backend):
         what = "alignments need" if plan.alignments else "coverage_penalty needs"
         return f"{what} a model of this package, and this one is a {type(self.model).__name__}"
 
-    def plan(self, options: dict[str, Any], n_best: int | None = None, alignments: bool = False) -> Plan:
+    def plan(self, options: dict[str, Any], *others: Any) -> Plan:
         """Resolves how a call of `decode` decodes; raises `ValueError` for what the model lacks."""
         if given := sorted(INPUTS & options.keys()):
             raise ValueError(f"{given[0]} comes from the sentences here; leave it out, or give a prefix")
-        return super().plan(options, n_best, alignments)
+        return super().plan(options, *others)
 
     # ---- Searching ----
     def prepared(self, plan: Plan) -> Prepared | None:
@@ -187,9 +182,13 @@ class EngineBackend(Backend):
         batch = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         if segments[0].prefix:
             batch["decoder_input_ids"] = torch.tensor([one.prefix for one in segments], device=self.model.device)
-        options = {**job.options, "return_dict_in_generate": True}  # for the beams' lengths
+        known = job.plan.settings()  # for some options that are None, transformers has no meaning
+        options = {name: known.get(name) if value is None else value for name, value in job.options.items()}
+        options["return_dict_in_generate"] = True  # for the beams' lengths
         if not self.is_own:
-            options = dict([job.plan.limit]) | options
+            options |= dict([job.plan.limit])
+        if job.spelling.barred:
+            options["suppress_tokens"] = list(job.plan.barred)
         if options.get("max_new_tokens") is not None:
             options.setdefault("max_length", None)  # transformers would warn of a generation config's at each batch
         if job.has_scores:
@@ -256,24 +255,22 @@ def _decodes_plainly(model: PreTrainedModel, base: PreTrainedModel) -> bool:
 
 
 def _adapters(model: PreTrainedModel) -> Iterable[Any]:
-    """Returns the configurations of a model's adapters."""
     return (getattr(model, "peft_config", None) or {}).values()
 
 
 def translations(job: DecodingJob, segments: list[Segment], rows: list[list[Hypothesis]]) -> list[list[Translation]]:
     """Makes translations of what was found for segments; with alignments, if they are asked for."""
-    flat = [(*segment.prefix, *one.tokens) for segment, own in zip(segments, rows, strict=True) for one in own]
-    texts = iter(job.tokenizer.batch_decode(flat, skip_special_tokens=True))
     names = namers(job.tokenizer) if job.plan.alignments else None
     found: list[list[Translation]] = []
     for segment, own in zip(segments, rows, strict=True):
         found.append([])
         for number, one in enumerate(own):
-            text, score = on_one_line(next(texts)), one.score if job.has_scores else None
+            score = one.score if job.has_scores else None
             # A beam search with fewer hypotheses than places fills the list up.
             if number == 0 or (score is not None and score > LEAST_SCORE):
                 alignment = None if names is None else _alignment(segment.token_ids, one, *names)
-                found[-1].append(Translation(text, len(one.tokens), score, alignment))
+                text, unknown = job.spelling.text((*segment.prefix, *one.tokens)), job.spelling.count(one.tokens)
+                found[-1].append(Translation(text, len(one.tokens), score, alignment, unknown))
     return found
 
 

@@ -18,14 +18,7 @@ SHARED_FIELDS = ("vocab_size", "decoder_vocab_size", "decoder_start_token_id", "
 
 
 class EnsembleBackend(EngineBackend):
-    """Decodes with several models as one: at each step, its probabilities are the mean of theirs.
-
-    It decodes as the first one does, by that one's generation config.
-
-    Args:
-        models: The members, on one device.
-        tokenizer: Their tokenizer.
-    """
+    """Decodes with several models as one; `ensemble` makes it."""
 
     def __init__(self, models: Sequence[PreTrainedModel], tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(models[0], tokenizer)
@@ -55,18 +48,9 @@ class EnsembleBackend(EngineBackend):
 def ensemble(models: Sequence[PreTrainedModel], tokenizers: Sequence[PreTrainedTokenizerBase]) -> EnsembleBackend:
     """Makes one of several models: at each step, its probabilities are the mean of theirs.
 
-    It decodes as the first model does, by that one's generation config, greedily or with beams.
-
-    Args:
-        models: The members, on one device, with the engine attached or not. Their sizes may differ, their vocabulary
-            may not.
-        tokenizers: Their tokenizers, in the same order.
-
-    Returns:
-        What `Translator`, `decode` and `score_targets` take in a model's place.
-
-    Raises:
-        ValueError: There is no member, or they have different vocabularies or special tokens.
+    It decodes as the first model does, by that one's generation config, greedily or with beams; `Translator`, `decode`
+    and `score_targets` take it in a model's place. Members are on one device, with the engine attached or not. Their
+    sizes may differ; different vocabularies or special tokens, or no member, raise `ValueError`.
     """
     if not models or len(models) != len(tokenizers):
         raise ValueError(f"{len(models)} models and {len(tokenizers)} tokenizers; give each of at least one its own")

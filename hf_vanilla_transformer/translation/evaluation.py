@@ -24,29 +24,16 @@ TOP = (1, 3, 5, 10, 20, 50)  # of n-best lists
 
 @dataclass(frozen=True)
 class Measures:
-    """What translations are measured by, and how.
-
-    Attributes:
-        names: Of `metrics.MEASURES`.
-        tokenize: As for `metrics.measure`.
-        lowercase: As well.
-        symbols: As well. With them, lines with the same source are one, with several references.
-    """
+    """What translations are measured by, of `metrics.MEASURES`, and how: as for `metrics.measure`."""
 
     names: tuple[str, ...]
     tokenize: str = "13a"
     lowercase: bool = False
-    symbols: Splitter | None = None
+    symbols: Splitter | None = None  # with it, lines with the same source are one, with several references
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerBase", names: Iterable[str] = (), **options: Any) -> "Measures":
-        """Returns the measures for a model's tokenizer; without names, its defaults.
-
-        Args:
-            tokenizer: The tokenizer.
-            names: Of `metrics.MEASURES`.
-            **options: `tokenize` and `lowercase`.
-        """
+        """Returns the measures for a model's tokenizer; without names, its defaults."""
         measures = tuple(names) or tuple(default_measures(tokenizer))
         return cls(measures, symbols=symbol_splitter(tokenizer), **options)
 
@@ -101,8 +88,7 @@ def evaluate(
     Args:
         model: A `Translator`, or what a `Translator` opens.
         sources: N sentences.
-        references: Their reference translations: a string, or a list of one or more for each. The first counts for the
-            perplexity.
+        references: A string for each, or a list of one or more. The first counts for the perplexity.
         tokenizer: Of a model that isn't a `Translator`, a folder or a name.
         metrics: Of `metrics.MEASURES`; none: BLEU and chrF, or, with a tokenizer of words or characters, exact match
             and errors per symbol.
@@ -110,12 +96,9 @@ def evaluate(
         lowercase: Whether BLEU and chrF are case-insensitive.
         perplexity: Whether the references' perplexity is computed. Pairs with a side that is too long are left out.
         n_best: Also measures how often one of the best 1, 3, 5 ... `n_best` translations is right.
-        progress_bar: Whether there are progress bars; None: if standard error is a terminal.
-        on_omission: As for `score_pairs`.
+        progress_bar: None: if standard error is a terminal.
+        on_omission: Called with the index of each pair that is left out; None: a warning is logged.
         **options: As for a call of `Translator`: `num_beams`, `batch_size`, `max_source_tokens`, `tgt_lang` ...
-
-    Returns:
-        Scores, translations and perplexity.
 
     Raises:
         ValueError: There are no sentences, numbers of sources and references differ, a measure or tokeniser is unknown,
@@ -130,7 +113,7 @@ def evaluate(
     how = {"tokenize": tokenize, "lowercase": lowercase}
     measures = metrics if isinstance(metrics, Measures) else Measures.of(tokenizer, metrics, **how)
     measure(measures.names, ["a"], ["a"], **measures.how)  # an unknown one is an error now
-    translator([], n_best=n_best, progress_bar=False, **options)  # so is a wrong option
+    translator.check(n_best=n_best, **options)
     options = translator._with_languages(options)
     seconds: dict[str, float] = {}
     likelihood = None
@@ -141,7 +124,7 @@ def evaluate(
                 tokenizer,
                 texts,
                 [one if isinstance(one, str) else one[0] for one in references],
-                **{name: options[name] for name in translator._languages},
+                **{name: options[name] for name in translator.languages},
                 batch_size=options.get("batch_size"),
                 max_tokens=options.get("max_source_tokens"),
                 progress=progress.update,

@@ -37,11 +37,11 @@ def known_languages(tokenizer: "PreTrainedTokenizerBase") -> dict[str, int]:
     """Returns the languages of a tokenizer of these families with the ids of their tokens; of another one, none."""
     if _target_option(tokenizer) is None:
         return {}
-    if codes := getattr(tokenizer, "lang_code_to_id", None):
-        return dict(codes)
-    others = set(tokenizer.special_tokens_map.values())
-    names = [name for name in tokenizer.all_special_tokens if name not in others]
-    return dict(zip(names, tokenizer.convert_tokens_to_ids(names), strict=True))
+    codes = dict(getattr(tokenizer, "lang_code_to_id", None) or {})
+    if hasattr(tokenizer, "lang_code_to_token"):  # M2M100's names aren't its tokens, so it can't be given others
+        return codes
+    others, added = set(tokenizer.special_tokens_map.values()), tokenizer.added_tokens_decoder.items()
+    return codes | {one.content: number for number, one in added if one.special and one.content not in others}
 
 
 def target_of(tokenizer: "PreTrainedTokenizerBase", backend: Backend, options: Mapping[str, Any]) -> str | None:
@@ -62,32 +62,18 @@ def target_of(tokenizer: "PreTrainedTokenizerBase", backend: Backend, options: M
 def set_languages(
     tokenizer: "PreTrainedTokenizerBase",
     backend: Backend,
-    options: dict[str, Any],
+    options: dict[str, Any],  # of the call, for `generate()`
     texts: Sequence[str],
-    first: int = 0,
+    first: int = 0,  # the index of the first text, for errors
     *,
-    src_lang: str | None = None,
-    tgt_lang: str | None = None,
+    src_lang: str | None = None,  # None: the tokenizer's own, if it was opened with one
+    tgt_lang: str | None = None,  # None: that of the options, the tokenizer or the generation config
     source_prefix: str | None = None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Lets a tokenizer read texts of two languages. Afterwards it has its own again; other threads wait until then.
 
-    Args:
-        tokenizer: The tokenizer.
-        backend: What decodes.
-        options: Those of the call for `generate()`.
-        texts: The sources.
-        first: The index of the first of them, for errors.
-        src_lang: The source language, by the name that the tokenizer or the task has for it; None: the tokenizer's own,
-            if it was opened with one.
-        tgt_lang: The target language; None: that of the options, the tokenizer or the generation config.
-        source_prefix: What each source begins with.
-
-    Yields:
-        What sources begin with, and the options with those that tell the languages.
-
-    Raises:
-        ValueError: The model has no such language; it has several, and none is given; or options choose another one.
+    Yields what sources begin with, and the options with those that tell the languages. A model that lacks a language,
+    or has several where none is given or options choose another one, raises `ValueError`.
     """
     check_target_codes(tokenizer, texts, first, needed=tgt_lang is None)
     if languages := known_languages(tokenizer):
@@ -140,14 +126,15 @@ def _switched(
         if value not in languages:
             hint = did_you_mean(value, languages)
             raise ValueError(f"{name} is {value!r}, but the model's languages are {_shown(languages)}{hint}")
-    if languages[str(target)] not in tokenizer.all_special_ids:  # as when M2M100's tokenizer is made of its files
+    number = languages[str(target)]
+    if tokenizer.decode([number], skip_special_tokens=True):  # as when M2M100's tokenizer is made of its files
         raise ValueError(
             f"the tokenizer's languages aren't special tokens, so that translations would begin with {target!r}; open "
             "it with them as additional_special_tokens"
         )
     try:
         tokenizer.src_lang, tokenizer.tgt_lang = source, target
-        yield {option: languages[str(target)]}
+        yield {option: number}
     finally:
         tokenizer.src_lang, tokenizer.tgt_lang = own
 

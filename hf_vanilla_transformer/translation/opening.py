@@ -74,10 +74,8 @@ def load_to_translate(
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """Loads a model and its tokenizer with the arguments of `Translator`; a Marian model is converted first.
 
-    Raises:
-        CheckpointError: It can't be loaded or converted.
-        HubError: It is neither a folder nor a name on the Hub.
-        DeviceError: The device can't be used.
+    Raises `CheckpointError` (can't be loaded or converted), `HubError` (neither a folder nor on the Hub),
+    `DeviceError`.
     """
     device = device or default_device()
     try:

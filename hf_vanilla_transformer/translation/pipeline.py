@@ -18,13 +18,8 @@ class VanillaTranslationPipeline(Pipeline):
         translate("It is half past nine.")  # [{"translation_text": "Es ist halb zehn."}]
 
     The pipeline owns its model: the engine is attached to it, if it is one of this package. Unlike `Translator`, it
-    doesn't convert a Marian model: that decodes as in transformers.
-
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer.
-        compute_type: As for `Translator`.
-        **kwargs: As for any pipeline, and options of `Translator`'s calls, as defaults of each call.
+    doesn't convert a Marian model: that decodes as in transformers. `compute_type` is as for `Translator`, and options
+    of its calls are defaults of each call.
     """
 
     _load_tokenizer = True
@@ -43,16 +38,10 @@ class VanillaTranslationPipeline(Pipeline):
         self.translator = Translator(self.model, tokenizer=self.tokenizer)
 
     def __call__(self, inputs: str | Iterable[str], **options: object) -> Any:
-        """Translates a text, several, or a stream.
+        """Translates a string, a list of strings, or an iterator, with options of `Translator`'s calls.
 
-        Args:
-            inputs: A string, a list of strings, or an iterator, as for `Translator`.
-            **options: As for `Translator`'s calls.
-
-        Returns:
-            For a string, [{"translation_text": ...}]; for a list, {"translation_text": ...} for each; an iterator
-            yields the result of a string for each. With `n_best` above 1, each text has a list of `n_best` records,
-            with their scores.
+        A string gives [{"translation_text": ...}]; a list, {"translation_text": ...} for each; an iterator yields the
+        result of a string for each. With `n_best` above 1, each text has a list of `n_best` records, with their scores.
         """
         options = with_names_of_decode({"batch_size": self._batch_size, **self._forward_params, **options})
         options.pop("num_workers", None)  # a pipeline's, without use here

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import regex
+
 from ..errors import did_you_mean, install, named
 from .division import Encode, divide, encode_within, join
 
@@ -21,6 +23,14 @@ except ImportError:  # an extra
 # The target language at the beginning of a text, ">>deu<<", for a model with several.
 CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
 CODES_PER_ERROR = 10
+UNDETERMINED = "und"  # BCP 47's code where the language isn't known
+# White space, or in scripts without it nothing, between sentences: behind what Unicode says ends one, and quotation
+# marks and brackets, unless a small letter follows; not behind a single letter and a dot ("J. Smith", "z.B.").
+SENTENCE_END = regex.compile(
+    r"""(?<=[\p{STerm}…](?<!(?:^|[\s.(])\p{L}\.)["'\p{Pe}\p{Pf}]*)\s+(?!\p{Ll})
+    | (?<=[。！？｡]["'\p{Pe}\p{Pf}]*)(?!["'\p{Pe}\p{Pf}。！？｡]|\s)""",
+    regex.VERBOSE,
+)
 # Held while any tokenizer reads texts: MarianTokenizer and the like switch to the target's side and back, and padding
 # and truncation of the others are settings that one call after the other changes.
 READING = threading.RLock()
@@ -31,19 +41,12 @@ Namer = Callable[[Sequence[int]], list[str]]  # ids -> tokens
 
 
 class Segment(NamedTuple):
-    """A part of a text that is translated as one, nearly always a sentence.
+    """A part of a text that is translated as one, nearly always a sentence."""
 
-    Attributes:
-        text: The number of its text.
-        token_ids: Its tokens.
-        gap: White space that stands before it in the text, if it is at the beginning of a line.
-        prefix: Tokens that its translation has to begin with.
-    """
-
-    text: int
+    text: int  # the number of its text
     token_ids: list[int]
-    gap: str = ""
-    prefix: tuple[int, ...] = ()
+    gap: str = ""  # white space before it in the text, if it is at the beginning of a line
+    prefix: tuple[int, ...] = ()  # tokens that its translation has to begin with
 
 
 def read_segments(
@@ -196,8 +199,7 @@ def check_target_codes(
 ) -> None:
     """Checks, for a model with several target languages, the codes that texts begin with.
 
-    Raises:
-        ValueError: A text begins with a code that the model doesn't have, or with none where that is `needed`.
+    One that the model doesn't have, or none where that is `needed`, raises `ValueError`.
     """
     if not (codes := target_codes(tokenizer)):
         return
@@ -218,32 +220,50 @@ def check_target_codes(
 # ---- Sentences ----
 def check_splitting(language: str | None) -> None:
     """Checks the language by whose rules texts are split into sentences; raises `ValueError` or `ImportError`."""
-    if language is None:
+    if language in (None, UNDETERMINED):
         return
     if not isinstance(language, str) or not re.fullmatch("[a-z]{2}", language):
         raise ValueError(
-            f'split_sentences is {language!r}; give the language of the texts in two letters (ISO 639-1), such as "en"'
+            f"split_sentences is {language!r}; give the language of the texts in two letters (ISO 639-1), such as "
+            f'"en", or "{UNDETERMINED}" for rules that need no language'
         )
     if sentencex is None:
         raise ImportError(f"split_sentences needs sentencex, and it isn't installed: {install('sentences')}")
 
 
-def can_split() -> bool:
-    """Whether texts can be split into sentences: whether sentencex is installed."""
-    return sentencex is not None
+def sentence_rules(code: str | None) -> str:
+    """Returns what `split_sentences` is for texts in a language that a model or a document names; None: unknown."""
+    language = base_language(code or "")
+    return language if len(language) == 2 and sentencex is not None else UNDETERMINED
+
+
+def base_language(code: str) -> str:
+    """Returns the language that a name means, in two letters if it has a code of two: "de" for "deu_Latn", "de-AT"."""
+    language = re.split("[-_]", code.strip("<>"))[0].lower()
+    try:
+        from babel.core import get_global  # an extra, as what has languages of three letters
+    except ImportError:
+        return language
+    return get_global("language_aliases").get(language, language) if len(language) == 3 else language
 
 
 def split_sentences(text: str, language: str) -> Iterator[tuple[str, str]]:
     """Yields the sentences of a text, the first of a line with the white space since the last sentence."""
-    assert sentencex is not None, "check_splitting comes first"
     gap = ""
     for line in text.splitlines(keepends=True):
         sentences = line.lstrip()
         gap += line[: len(line) - len(sentences)]
-        for sentence in filter(str.strip, sentencex.segment(language, sentences.rstrip())):
+        for sentence in filter(str.strip, _sentences_of(sentences.rstrip(), language)):
             yield gap, sentence.strip()
             gap = ""
         gap += sentences[len(sentences.rstrip()) :]
+
+
+def _sentences_of(line: str, language: str) -> Iterable[str]:
+    if language == UNDETERMINED:
+        return SENTENCE_END.split(line)
+    assert sentencex is not None, "check_splitting comes first"
+    return sentencex.segment(language, line)
 
 
 def join_segments(translations: Sequence[tuple[str, str]]) -> str:

@@ -23,17 +23,11 @@ SCORED_TOKENS_PER_BATCH = 2_048
 
 @dataclass(frozen=True)
 class Likelihood:
-    """How probable a model finds given translations.
+    """How probable a model finds given translations."""
 
-    Attributes:
-        negative_log_probability: Of all target tokens together, in nats: plain cross-entropy, without label smoothing.
-        num_tokens: Target tokens, each sentence's `</s>` included.
-        num_left_out: Pairs that are too long and not counted.
-    """
-
-    negative_log_probability: float
-    num_tokens: int
-    num_left_out: int = 0
+    negative_log_probability: float  # of all target tokens, in nats, without label smoothing
+    num_tokens: int  # of targets, each sentence's `</s>` included
+    num_left_out: int = 0  # pairs that are too long and not counted
 
     @property
     def perplexity(self) -> float:
@@ -45,15 +39,10 @@ class Likelihood:
 
 
 class TargetScore(NamedTuple):
-    """How probable a model finds one given translation.
+    """How probable a model finds one given translation."""
 
-    Attributes:
-        log_probability: Of all its tokens together, in nats.
-        num_tokens: Its tokens, `</s>` included.
-    """
-
-    log_probability: float
-    num_tokens: int
+    log_probability: float  # of all its tokens together, in nats
+    num_tokens: int  # `</s>` included
 
 
 def score_targets(
@@ -63,13 +52,7 @@ def score_targets(
     targets: Iterable[str],
     **options: Any,
 ) -> Likelihood:
-    """Forces the model to write given targets and sums up how improbable it finds them.
-
-    Arguments and errors are those of `score_pairs`.
-
-    Returns:
-        Log-probability and number of target tokens, hence perplexity, and the number of pairs left out.
-    """
+    """Sums up `score_pairs`: log-probability and number of target tokens, hence perplexity, and of pairs left out."""
     scores = score_pairs(model, tokenizer, sources, targets, **options)
     counted = [score for score in scores if score is not None]
     total, num_tokens = math.fsum(one.log_probability for one in counted), sum(one.num_tokens for one in counted)
@@ -88,7 +71,7 @@ def score_pairs(
     on_omission: Callable[[int], object] | None = None,
     **languages: str | None,
 ) -> list[TargetScore | None]:
-    """Forces the model to write given targets, and tells how probable it finds each.
+    """Forces the model to write given targets, and tells how probable it finds each; None: the pair is left out.
 
     Args:
         model: A model, or what `ensemble` made of several.
@@ -96,18 +79,13 @@ def score_pairs(
         sources: The sentences; an empty one is a source of `</s>` alone.
         targets: Their translations, in the same order; an empty one is `</s>` alone.
         batch_size: Sentences at a time at most; fewer where they are long.
-        max_tokens: Tokens of a source and of a target at most, as `max_source_tokens` of `decode`. Pairs that have
-            more are left out.
+        max_tokens: As `max_source_tokens` of `decode`, of source and target. Pairs that have more are left out.
         progress: Called with the number of sentences done since its last call.
         on_omission: Called with the index of each pair that is left out; None: a warning is logged.
         **languages: `src_lang`, `tgt_lang` and `source_prefix` as for `decode`.
 
-    Returns:
-        The score of each pair, in their order; None: it is left out.
-
     Raises:
-        TypeError: `sources` or `targets` is one string, a set, a dictionary or None, or has an item that is not a
-            string.
+        TypeError: `sources` or `targets` isn't a list of strings.
         ValueError: Their numbers differ, there are none, all are left out, `batch_size` or `max_tokens` is too small or
             too large, the model is in training mode, or it lacks a language.
     """

@@ -21,11 +21,7 @@ ONLY_IDS = {"verbose": False, "return_attention_mask": False, "return_token_type
 
 
 def open_tokenizer(folder: Path) -> Any:
-    """Opens the tokenizer of an exported model: this package's as a `TokenizerFile`, any other by transformers.
-
-    Raises:
-        CheckpointError: It can't be loaded.
-    """
+    """Opens the tokenizer of an exported model: this package's as a `TokenizerFile`, any other by transformers."""
     try:
         config = json.loads((folder / TOKENIZER_CONFIG).read_text(encoding="utf-8"))
         if _is_known(folder, config):
@@ -50,29 +46,25 @@ def _load(folder: Path) -> Any:
 
 
 class TokenizerFile:
-    """This package's tokenizer as far as translating needs it. What else is asked for is the complete tokenizer's.
-
-    Args:
-        folder: With tokenizer.json.
-        config: What tokenizer_config.json holds.
-    """
+    """This package's tokenizer as far as translating needs it. What else is asked for is the complete tokenizer's."""
 
     # There is one vocabulary for both sides, no codes of languages, and nothing is unknown.
     separate_vocabs, target_encoder, supported_language_codes, unk_token_id = False, None, (), None
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        self._folder, self._backend = folder, Tokenizer.from_file(str(folder / TOKENIZER))
-        self._backend.no_padding()
-        self._backend.no_truncation()
-        self._backend.encode_special_tokens = config.get("split_special_tokens", False)
-        self.all_special_ids = [self._backend.token_to_id(config[name]) for name in CONTROL_TOKENS]
+        self._folder, backend = folder, Tokenizer.from_file(str(folder / TOKENIZER))
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = config.get("split_special_tokens", False)
+        self.all_special_ids = [backend.token_to_id(config[name]) for name in CONTROL_TOKENS]
         end = [(config["eos_token"], self.all_special_ids[-1])]
-        self._backend.post_processor = processors.TemplateProcessing(single=["$A", end[0][0]], special_tokens=end)
+        backend.post_processor = processors.TemplateProcessing(single=["$A", end[0][0]], special_tokens=end)
+        self.backend_tokenizer = backend
         self.model_max_length = config.get("model_max_length", int(1e30))
 
     def has_control_tokens_alone(self) -> bool:
         """Whether no tokens were added: those have rules of their own."""
-        added = self._backend.get_added_tokens_decoder()
+        added = self.backend_tokenizer.get_added_tokens_decoder()
         return added.keys() == set(self.all_special_ids) and all(token.special for token in added.values())
 
     @functools.cached_property
@@ -85,7 +77,7 @@ class TokenizerFile:
         return getattr(self._complete, name)
 
     def __len__(self) -> int:
-        return int(self._backend.get_vocab_size())
+        return int(self.backend_tokenizer.get_vocab_size())
 
     def __call__(self, text: Any = None, **options: Any) -> Any:
         """Tokenizes a list of sources, or of targets as `text_target`; arguments are those of transformers."""
@@ -93,7 +85,7 @@ class TokenizerFile:
         texts, adds = others.pop("text_target", text), others.pop("add_special_tokens", True)
         if isinstance(texts, list) and others == ONLY_IDS and (text is None or texts is text):
             try:
-                rows = self._backend.encode_batch_fast(texts, add_special_tokens=adds)
+                rows = self.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=adds)
                 return {"input_ids": [row.ids for row in rows]}
             except (TypeError, ValueError):  # the complete tokenizer says which text is none
                 pass
@@ -102,9 +94,9 @@ class TokenizerFile:
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> str:
         """Returns the text of tokens; arguments are those of transformers."""
         if skip_special_tokens and isinstance(token_ids, list) and options.keys() <= {"use_source_tokenizer"}:
-            return str(self._backend.decode(token_ids, skip_special_tokens=True))
+            return str(self.backend_tokenizer.decode(token_ids, skip_special_tokens=True))
         return str(self._complete.decode(token_ids, skip_special_tokens=skip_special_tokens, **options))
 
     def get_vocab(self) -> dict[str, int]:
         """Returns the ids of all tokens."""
-        return dict(self._backend.get_vocab())
+        return dict(self.backend_tokenizer.get_vocab())

@@ -58,13 +58,12 @@ class Translator:
     engine only if you have attached it.
 
     Args:
-        model: A folder that `save_pretrained` wrote or a name on the Hub, of any sequence-to-sequence model; or a
-            model, a `PeftModel` among them; or a folder that `vanilla-transformer export --to ctranslate2` wrote. A
-            folder or name of a Marian model (Helsinki-NLP/opus-mt-...) is converted when it is loaded.
-        device: Where it translates; None: CUDA if it is available, else the CPU; a model that is given stays where it
-            is, unless a device is named.
+        model: A folder that `save_pretrained` wrote or a name on the Hub, of any sequence-to-sequence model (a Marian
+            model, Helsinki-NLP/opus-mt-..., is converted when it is loaded); or a model, a `PeftModel` among them; or a
+            folder that `vanilla-transformer export --to ctranslate2` wrote.
+        device: None: CUDA if it is available, else the CPU; a model that is given stays where it is.
         compute_type: As for `engine.attach`: "default" computes in the type of the weights, "int8" with weights of 8
-            bits, on a CPU. The backend "ctranslate2" has types of its own. An ensemble's members have theirs, and a
+            bits, on a CPU. The backend "ctranslate2" has types of its own; an ensemble's members have theirs, and a
             device.
         threads: Number of PyTorch's threads, for the complete process; None: unchanged. With the backend "ctranslate2",
             those of this translator; None: as many as PyTorch has.
@@ -85,15 +84,12 @@ class Translator:
 
     Attributes:
         model: The model, or a `CTranslate2Backend`.
-        tokenizer: Its tokenizer.
-        compute_type: As given.
-        backend: What translates.
-        decodes_with: The same, as an object.
+        backend: The name of what translates; `decodes_with`: the object.
 
     Raises:
         ValueError: An option has a wrong value, the model can't be loaded (`CheckpointError`) or isn't on the Hub
-            (`HubError`), the device can't be used (`DeviceError`), or a model that is given is in training mode, has
-            no tokenizer, or another model's.
+            (`HubError`), the device can't be used (`DeviceError`), or a model that is given is in training mode, has no
+            tokenizer, or another model's.
     """
 
     def __init__(
@@ -124,8 +120,8 @@ class Translator:
             if dtype != "auto":
                 raise ValueError('dtype is for the backend "engine"; give compute_type')
         where: Where = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
-        self._languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "source_prefix": source_prefix}
-        options: dict[str, Any] = {"backend": backend, "dtype": dtype, "warm_up": warm_up, **self._languages, **where}
+        self.languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "source_prefix": source_prefix}
+        options: dict[str, Any] = {"backend": backend, "dtype": dtype, "warm_up": warm_up, **self.languages, **where}
         again = partial(type(self), model, device, compute_type, threads, **options)
         self._open_again = again if isinstance(model, str | Path) else None
         if isinstance(model, str | Path) and kind_of(model) is Kind.CTRANSLATE2:
@@ -138,8 +134,8 @@ class Translator:
         self.compute_type = compute_type
         # A lock of each process: after a fork, none of another thread's is held for ever.
         self._locks: defaultdict[int, threading.RLock] = defaultdict(threading.RLock)
-        if any(one is not None for one in self._languages.values()):
-            self._translate([], {})  # which checks them
+        if any(one is not None for one in self.languages.values()):
+            self.check()
         for number in WARM_UP if warm_up else ():
             with suppress(ValueError):  # a model of several languages waits for the first call
                 self._translate(["a b c"] * number, {})
@@ -155,26 +151,25 @@ class Translator:
         return import_module("torch").device(self.decodes_with.device)
 
     def plan(self, **options: Any) -> Plan:
-        """Resolves how a call decodes.
+        """Resolves how a call with these options decodes, languages and options for `generate()` among them.
 
-        Args:
-            **options: Of the call: `n_best`, `alignments`, `src_lang`, `tgt_lang`, `source_prefix`, and those for
-                `generate()`, such as `num_beams`.
-
-        Raises:
-            TypeError: An option is unknown.
-            ValueError: As a call: an option has a wrong value, the backend lacks it, or no language is given.
+        Errors are those of a call: an option is unknown or has a wrong value, the backend lacks it, or no language is
+        given.
         """
         return decoding.plan_of(self.decodes_with, self.tokenizer, **self._resolved(options))
 
     def _with_languages(self, options: dict[str, Any]) -> dict[str, Any]:
         """Returns a call's options with this translator's languages where they name none."""
         target = target_of(self.tokenizer, self.decodes_with, options)
-        return {**self._languages, **({"tgt_lang": target} if target else {}), **options}
+        return {**self.languages, **({"tgt_lang": target} if target else {}), **options}
 
     def _resolved(self, options: dict[str, Any]) -> dict[str, Any]:
         """Returns a call's options for `decode`."""
         return with_names_of_decode(self._with_languages(options))
+
+    def check(self, **options: Any) -> None:
+        """Raises what a call with these options would, before there are any texts."""
+        self._translate([], {**options, "progress": None, "progress_bar": False})
 
     def __repr__(self) -> str:
         name = getattr(self.model, "name_or_path", "") or type(self.model).__name__
@@ -189,11 +184,11 @@ class Translator:
                 `datasets.Dataset`, gives a list in the same order. Anything else that can be iterated over, such as a
                 generator, a file or a column of a streamed data set, gives an iterator: see `stream`.
             **options: `n_best`, `alignments`, `src_lang`, `tgt_lang`, `source_prefix`, `prefix`, `split_sentences`,
-                `batch_size`, `batch_tokens`, `max_source_tokens`, `unknown`, `progress` and `on_division` as for
-                `decoding.decode`; `progress_bar`: True, False, or None: if standard error is a terminal and it takes
-                more than two seconds; all others are for `generate()`, such as `num_beams` or `max_new_tokens`, by
-                default the model's generation config. `num_return_sequences` above 1 is `n_best`, and
-                `output_alignments` is `alignments`.
+                `batch_size`, `batch_tokens`, `max_source_tokens`, `unknown`, `unknown_target`, `progress` and
+                `on_division` as for `decoding.decode`; `progress_bar`: True, False, or None: if standard error is a
+                terminal and it takes more than two seconds; all others are for `generate()`, such as `num_beams` or
+                `max_new_tokens`, by default the model's generation config. `num_return_sequences` above 1 is `n_best`,
+                and `output_alignments` is `alignments`.
 
         Returns:
             For each text its translation as a string; with `n_best`, a list of `Translation`s with their scores; with
@@ -202,7 +197,6 @@ class Translator:
         Raises:
             TypeError: Texts are not strings, or a set, a dictionary or None; or an option is unknown.
             ValueError: As `decoding.decode`.
-            ImportError: As `decoding.decode`.
         """
         if isinstance(texts, str):
             return self._translate([texts], options)[0]
@@ -211,29 +205,17 @@ class Translator:
         return self._translate(texts, options)
 
     def stream(self, texts: Iterable[str], *, window: int = WINDOW, **options: Any) -> Iterator[Result]:
-        """Translates texts that need not all be there yet, or fit into memory.
+        """Translates texts that need not all be there yet, or fit into memory; errors come when a text is reached.
 
-        They are read a window at a time, translated in batches of similar length, and yielded in their order.
-
-        Args:
-            texts: Strings: a generator, a list, a file, a column of a data set ...
-            window: Texts that are read before they are translated. 1 answers each as soon as it is read; many fill the
-                batches.
-            **options: As for a call. A `prefix` is one string.
-
-        Returns:
-            An iterator over what a call gives for each text.
-
-        Raises:
-            TypeError: As a call; of a text, when it is reached.
-            ValueError: As a call; options that need no text are checked at once.
-            ImportError: As a call.
+        They are read a `window` of texts at a time, translated in batches of similar length, and yielded in their
+        order: 1 answers each as soon as it is read; many fill the batches. Options are those of a call, with a `prefix`
+        of one string; those that need no text are checked at once.
         """
         decoding.check_texts("sentences", texts)
         check_number("window", window)
         if not isinstance(options.get("prefix"), str | None):
             raise ValueError("prefix has to be one string for a stream, or give the texts as a list")
-        self._translate([], {**options, "progress": None, "progress_bar": False})  # which checks the options
+        self.check(**options)
         return self._windows(iter(texts), window, options)
 
     def _windows(self, texts: Iterator[str], window: int, options: dict[str, Any]) -> Iterator[Result]:

@@ -23,7 +23,7 @@ from hf_vanilla_transformer.checkpoints.completeness import (
     last_complete_checkpoints,
     step_of,
 )
-from hf_vanilla_transformer.checkpoints.loading import tensors_in
+from hf_vanilla_transformer.checkpoints.headers import tensors_in
 
 
 @pytest.fixture

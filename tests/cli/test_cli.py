@@ -42,7 +42,7 @@ from hf_vanilla_transformer.cli import main
 sys.exit(main())
 """
 NEEDED_BY_NONE = {  # of what is installed and slow to import, what neither help nor a first translation needs
-    "datasets", "evaluate", "gradio", "hf_vanilla_transformer.metrics", "matplotlib", "pandas", "pyarrow",
+    "datasets", "evaluate", "hf_vanilla_transformer.metrics", "matplotlib", "pandas", "pyarrow",
     "sacrebleu", "scipy", "sklearn",
 }  # fmt: skip
 

@@ -142,30 +142,21 @@ def _prefer_ends(model):
     model.config.output_bias = True
 
 
-def test_searches_are_rows_of_a_model_that_is_loaded_once(run, checkpoints, monkeypatch):
-    model, tokenizer = _loaded(checkpoints[0])
-    _prefer_ends(model)
-    model.save_pretrained("ending")
-    tokenizer.save_pretrained("ending")
+def test_models_are_compared_by_each_measure(run, checkpoints):
     sources, references = 3 * SOURCES, 3 * REFERENCES
     for name, lines in (("source.en", sources), ("reference.de", references)):
         Path(name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    load, loads = evaluate.load_ensemble, []
-    monkeypatch.setattr(evaluate, "load_ensemble", lambda *args, **kwargs: loads.append(args) or load(*args, **kwargs))
-    options = ["--num-beams", 2, 4, "--significance", "--json", "rows.json", "--length-penalty", "0", "5"]
-    code, out, err = run(*options, models=["ending"])
-    assert (code, err, len(loads)) == (0, "", 1)
+    models, names = checkpoints[:2], ["bleu", "bleu_multi30k", "chrf"]
+    code, out, err = run(*OPTIONS, "--significance", "--json", "rows.json", "--metrics", *names, models=models)
+    assert (code, err) == (0, "")
     results = json.loads(Path("rows.json").read_text(encoding="utf-8"))["results"]
-    searches = [{"num_beams": beams, "gnmt_length_penalty": alpha} for beams in (2, 4) for alpha in (0.0, 5.0)]
-    texts = [translate(model, tokenizer, sources, **search) for search in searches]
-    for result, own, search in zip(results, texts, searches, strict=True):
+    texts = [translate(*_loaded(name), sources, **DECODING) for name in models]
+    for result, own in zip(results, texts, strict=True):
         assert result["chrf"] == asdict(measure(["chrf"], own, references)["chrf"])
-        assert search.items() <= result["decoding"].items()
-    comparisons = paired_bootstrap(texts, references)[0]
-    assert results[1]["p_values"] == {one.name: one.p_value for one in comparisons}
+    p_values = [one.p_value for one in paired_bootstrap(texts, references, names=names)[0]]
+    assert results[1]["p_values"] == dict(zip(("BLEU", "bleu_multi30k", "chrF2"), p_values, strict=True))
     assert results[0]["p_values"] == {}
-    rows = f"ending, beam 2, alpha 5: p = {comparisons[1].p_value:.3f} against ending, beam 2, alpha 0 (nrefs:1|bs:1000"
-    assert f"chrF2 of {rows}" in out
+    assert f"chrF2 of {models[1]}: p = {p_values[2]:.3f} against {models[0]} (nrefs:1|bs:1000" in out
 
 
 def test_the_rule_of_stopping_changes_what_is_found(run, checkpoints):
@@ -318,9 +309,7 @@ def test_translations_are_written_before_the_figures(run, monkeypatch):
         (["--json", "source.en", "--overwrite"], "--json source.en is the file of another option; give another"),
         (["--json", "new", "--output", "./new"], "--output ./new is the file of another option; give another"),
         (["--output", "nowhere/new"], "--output nowhere/new can't be written: there is no folder nowhere; give"),
-        (["--significance"], "--significance compares rows; give --model A B or two values"),
-        (["--significance", "--length-penalty", "0", "1"], "4 sentences are too few to be resampled; give 10 or more"),
-        (["--length-penalty", "0", "1", "--output", "new"], "is for one model's translations; give a single --model"),
+        (["--significance"], "--significance compares models; give --model A B"),
         (["--ensemble"], "--ensemble needs two models or more; give --model A B"),
         (["--tokenize", "moses"], "unknown tokenize='moses'; sacreBLEU has 'none'"),
         (["--metrics", "bleu_compound_split", "--tokenize", "char"], "tokenize='char' can't be combined with split"),
@@ -338,6 +327,19 @@ def test_wrong_use_is_one_line_before_a_model_is_loaded(run, monkeypatch, option
     assert (code, out) == (2, "")
     assert re.fullmatch(f"vanilla-transformer: error: .*{message}.*\n", err), err
     assert not Path("new").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--significance"], "4 sentences are too few to be resampled; give 10 or more"),
+        (["--output", "new"], "--output is for one model's translations; give a single --model"),
+    ],
+)
+def test_wrong_use_of_several_models(run, checkpoints, monkeypatch, options, message):
+    monkeypatch.setattr(evaluate, "load_ensemble", None)
+    result = run(*options, models=checkpoints[:2])
+    assert (result.code, message in result.err) == (2, True)
 
 
 def test_members_with_different_tokenizers_are_refused(run, checkpoints):

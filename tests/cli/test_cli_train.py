@@ -2,6 +2,9 @@
 
 import json
 import re
+import signal
+import time
+import weakref
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,10 +12,9 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from small_runs import PAIRS, recipe_in
+from small_runs import PAIRS, add_callback, recipe_in
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tokenizers import Tokenizer, models, processors
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback, TrainerState
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.engine import attach_if_supported
@@ -61,9 +63,6 @@ def complaint(capsys, recipe: dict, *options: str) -> str:
         ({"max_length": 1}, "no sentence pair is left"),
         ({"per_device_train_batch_tokens": 3}, "longer than a batch of 3 tokens"),
         ({"gradient_accumulation_steps": 1000}, "50 sentence pairs are too few for 1 processes"),
-        ({"bpe_dropout": 1.5}, "bpe_dropout is 1.5; give 0 or more"),
-        ({"bpe_dropout": 0.1, "bpe_dropout_copies": 0}, "bpe_dropout_copies is 0; give 1 or more"),
-        ({"bpe_dropout": 0.1, "streaming": True}, "leave one of the two out"),
         ({"streaming": True, "max_length": 129}, "max_length 129 may not fit into per_device_train_batch_tokens 128"),
         ({"vocab_size": 50}, "vocab_size=50: give an integer of at least 259"),
     ],
@@ -161,7 +160,6 @@ def test_a_run_from_text_to_scores(capsys, recipe, corpus):
     card = (run / "averaged-2" / "README.md").read_text(encoding="utf-8")
     assert bleu.signature in card
     assert "- 50 sentence pairs\n" in card
-    assert "BPE-dropout" not in card
     assert str(corpus) not in card
     model = AutoModelForSeq2SeqLM.from_pretrained(run / "averaged-2").eval()
     tokenizer = AutoTokenizer.from_pretrained(run / "averaged-2")
@@ -176,6 +174,56 @@ def test_a_finished_run_can_be_resumed(capsys, recipe, corpus):
     out = capsys.readouterr().out
     assert f"Resuming from {corpus / 'run' / 'checkpoint-4'}" in out
     assert json.loads((corpus / "run" / "trainer_state.json").read_text())["global_step"] == 6
+
+
+class CtrlC(TrainerCallback):
+    """A key that is pressed after an update; `in_callback`: where Python drops the exception."""
+
+    def __init__(self, update: int, in_callback: bool):
+        self.update, self.in_callback = update, in_callback
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step != self.update:
+            return
+        if not self.in_callback:
+            signal.raise_signal(signal.SIGINT)
+        weakref.finalize(TrainerState(), signal.raise_signal, signal.SIGINT)
+        for _ in range(900):
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("in_callback", [False, True])
+@pytest.mark.parametrize(
+    ("update", "advice", "options", "trained"),
+    [
+        (1, "there is no checkpoint yet; the same command starts over", (), "3 updates in"),
+        (3, "the same command with --resume resumes from {}/checkpoint-2", ("--resume",), "1 updates (3 in all)"),
+    ],
+)
+def test_ctrl_c_says_how_the_run_is_resumed(
+    capsys, monkeypatch, recipe, corpus, update, advice, options, trained, in_callback
+):
+    add_callback(monkeypatch, CtrlC(update, in_callback))
+    recipe |= {"max_steps": 9, "eval_strategy": "no", "average_last": 0}
+    assert train(recipe) == 130
+    assert f"warning: interrupted: {advice.format(corpus / 'run')}\n" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert train(recipe, *options, "--max-steps", "3") == 0
+    assert f"Trained {trained}" in capsys.readouterr().out
+
+
+def test_ctrl_c_while_processes_read_the_corpus(capsys, monkeypatch, recipe):
+    """datasets raises a TimeoutError then (findings/datasets_interrupted_map.sh)."""
+
+    def interrupted(*args):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            raise TimeoutError
+
+    monkeypatch.setattr(run, "tokenize", interrupted)
+    assert train(recipe) == 130
+    assert "warning: interrupted: there is no checkpoint yet; the same command starts over" in capsys.readouterr().err
 
 
 def test_the_model_is_saved_with_the_recipes_decoding(recipe, corpus, monkeypatch):
@@ -203,36 +251,10 @@ def test_the_model_is_saved_with_the_recipes_decoding(recipe, corpus, monkeypatc
     assert "beam 2, length penalty 1.5" in (corpus / "run" / "averaged-2" / "scores.json").read_text(encoding="utf-8")
 
 
-def test_bpe_dropout(capsys, recipe, corpus):
-    varied = {**recipe, "bpe_dropout": 0.2, "bpe_dropout_copies": 3}
-    assert train(varied) == 0
-    out = capsys.readouterr().out
-    assert "Training data: 50 pairs kept" in out
-    batches = [int(number) for number in re.findall(r"Batches: (\d+) per epoch", out)]
-    card = (corpus / "run" / "averaged-2" / "README.md").read_text(encoding="utf-8")
-    assert "- 50 sentence pairs\n" in card
-    assert "| BPE-dropout | 0.2 |" in card
-    assert "bpe_dropout 0.2, not 0.0" in complaint(capsys, recipe, "--resume")
-    assert "seed 42, not 7" in complaint(capsys, varied, "--resume", "--seed", "7")
-    assert train(varied, "--resume", "--max-steps", "6") == 0
-    assert train({**recipe, "output_dir": str(corpus / "plain")}) == 0
-    batches += [int(number) for number in re.findall(r"Batches: (\d+) per epoch", capsys.readouterr().out)]
-    assert batches[0] == batches[1] > 2 * batches[2]
-
-
-def test_bpe_dropout_needs_merges(capsys, recipe, tmp_path):
-    backend = Tokenizer(models.WordLevel({"a": 0, "<pad>": 1, "</s>": 2}, "a"))
-    backend.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 2)])
-    words = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>")
-    words.save_pretrained(tmp_path / "words")
-    options = ["--bpe-dropout", "0.1", "--tokenizer-name-or-path", str(tmp_path / "words")]
-    assert "BPE-dropout needs the merges of a Vanilla" in complaint(capsys, recipe, *options)
-
-
 def test_a_run_older_than_an_option_can_be_resumed(recipe, corpus):
     assert train(recipe) == 0
     started = json.loads((corpus / "run" / "recipe.json").read_text())
-    del started["bpe_dropout"], started["bpe_dropout_copies"]
+    del started["source_normalization"], started["embeddings"]
     (corpus / "run" / "recipe.json").write_text(json.dumps(started))
     assert train(recipe, "--resume", "--max-steps", "6") == 0
 

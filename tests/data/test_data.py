@@ -9,6 +9,7 @@ import json
 import lzma
 import os
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -447,6 +448,14 @@ def test_what_is_wrong_with_a_data_set_of_the_hub(write, on_hub, streaming):
     refuse(r"/null, row 2: column 'target' is empty \(null\)", name=on_hub.replace("hub", "null"))
 
 
+@pytest.mark.parametrize("pairs", [[("2", "1"), ("a", "b")], [("1", "2"), ("3", "4")]])
+def test_numbers_of_columns_are_places_whatever_the_first_row_has(write, streaming, pairs):
+    table = write("a.tsv", lines("\t".join(pair) for pair in pairs))
+    assert pairs_of(Corpus(tables=(table,), source_column="1", target_column="2"), streaming) == pairs
+    swapped = Corpus(tables=(table,), source_column="2", target_column="1")
+    assert pairs_of(swapped, streaming) == [pair[::-1] for pair in pairs]
+
+
 @pytest.mark.parametrize("first", ["English\tGerman\n", ""], ids=["header", "none"])
 def test_columns_of_other_names_are_not_taken_by_position(write, streaming, first):
     """They could be the other way round."""
@@ -522,6 +531,20 @@ def test_empty_sides_of_any_tokenizer(write, tokenizer, streaming, control_token
     cleaning = Cleaning(max_length=1000)
     assert len(list(tokenize(pairs, tokenizer, cleaning))) == 2
     assert (cleaning.kept, dict(cleaning.left_out)) == (2, {"an empty side": 2})
+
+
+def test_bpe_dropout_segments_anew_at_each_reading_of_a_stream(write, tokenizer):
+    """As docs/training.md has it; a corpus that isn't a stream is segmented once in a run, and never from a cache."""
+    corpus = Corpus((write("s", "Leerzeichen\n" * 9),), (write("t", "Katze\n" * 9),))
+    dropping = copy.deepcopy(tokenizer)
+    dropping.backend_tokenizer.model.dropout = 0.5
+    stream = tokenize(read_corpus(corpus, streaming=True), dropping, Cleaning(99))
+    readings = [ids_of(stream), ids_of(stream)]
+    readings += [ids_of(tokenize(read_corpus(corpus), dropping, Cleaning(99))) for _ in range(2)]
+    assert all(first != second for first, second in combinations(readings, 2))
+    spelled = {tokenizer.decode(source, skip_special_tokens=True) for reading in readings for source, _ in reading}
+    assert spelled == {"Leerzeichen"}
+    assert tokenizer.backend_tokenizer.model.dropout is None
 
 
 def test_nothing_is_left(write, tokenizer):

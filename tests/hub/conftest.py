@@ -32,9 +32,9 @@ def model_folder(tiny_checkpoint, tmp_path):
 def push(vanilla_transformer, hub, model_folder):
     """Runs the command on that model."""
 
-    def run(*options, repo=REPO, folder=model_folder):
-        code, out, err = vanilla_transformer("push", folder, repo, *options)
-        assert TOKEN not in out + err
-        return code, out, err
+    def pushed(*options, repo=REPO, folder=model_folder):
+        run = vanilla_transformer("push", folder, repo, *options)
+        assert TOKEN not in run.out + run.err
+        return run
 
-    return run
+    return pushed

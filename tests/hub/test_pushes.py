@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import huggingface_hub.constants as constants
 import pytest
@@ -15,7 +13,6 @@ from hub_client import (
     TOKEN,
     change_weights,
     connect,
-    environment,
     logits_in_a_new_process,
     logits_of,
     the_error,
@@ -150,17 +147,6 @@ def test_no_token_is_in_what_was_sent_or_written(pushed):
     assert [content for content in (*sent, *written) if TOKEN.encode() in content] == []
 
 
-@pytest.mark.hard
-def test_the_command_itself_reads_the_variables(model_folder, tmp_path):
-    with running(LocalHub(me=TOKEN)) as local:
-        command = [sys.executable, "-m", "hf_vanilla_transformer", "push", str(model_folder), REPO, "--private"]
-        settings = {"env": environment(local, tmp_path / "home"), "cwd": PACKAGE.parent, "timeout": 280}
-        run = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
-    assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout.splitlines()[-1].startswith(f"pushed into the private repository {REPO}: {local.endpoint}")
-    assert local.repositories[REPO].private
-
-
 def test_a_model_on_the_hub_is_described_without_its_weights(push, hub, tmp_path, monkeypatch, capsys):
     assert push()[0] == 0
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -243,14 +229,18 @@ def test_the_card_that_is_sent_names_the_repository_and_the_folders_stays(push, 
     assert (model_folder / "README.md").read_text() == sent
 
 
-def test_a_card_of_the_users_own_is_sent_as_it_is(push, hub, model_folder):
-    card = f'---\nlicense: mit\n---\n\n# Ours\n\n```python\nfrom_pretrained("{REPO}", revision="a")\n```\n'
-    card += '```python\nfrom_pretrained("\\x41")\n```\n'
-    (model_folder / "README.md").write_text(card)
+def test_a_card_with_text_of_the_users_own_loads_the_repository_too(push, hub, model_folder):
+    change_card(model_folder, "## Limits\n", "## Limits\n\nIt isn't in ./my-model.\n")
+    before = (model_folder / "README.md").read_text()
     code, out, _ = push()
     assert code == 0
-    assert "note" not in out
-    assert hub.repositories[REPO].files()["README.md"].decode() == card
+    assert f"note: in the README.md that is sent, the code loads {REPO}; all else is as in {model_folder}" in out
+    sent = hub.repositories[REPO].files()["README.md"].decode()
+    assert sent == before.replace('"./my-model"', f'"{REPO}"')
+    assert sent.count(REPO) == 2
+    (model_folder / "README.md").write_text("---\nlicense: mit\n---\n\n# Ours\n")
+    assert "note" not in push().out
+    assert hub.repositories[REPO].files()["README.md"] == (model_folder / "README.md").read_bytes()
 
 
 def test_a_missing_licence_is_told_and_that_of_the_code_is_added(push, hub, model_folder):
@@ -264,22 +254,14 @@ def test_a_missing_licence_is_told_and_that_of_the_code_is_added(push, hub, mode
 
 
 # ---- The repository ----
-@pytest.mark.parametrize(("options", "private"), [((), False), (("--private",), True)])
-def test_a_new_repository_is_public_unless_asked_otherwise(push, hub, options, private):
-    code, out, _ = push(*options)
-    assert code == 0
-    assert hub.repositories[REPO].private is private
-    assert f"pushed into the {'private' if private else 'public'} repository {REPO}: " in out
-
-
-def test_a_public_repository_is_not_taken_for_a_private_one(push, hub):
-    hub.add(REPO)
+def test_a_new_repository_is_public_unless_asked_otherwise(push, hub):
+    for repo, options, kind in ((REPO, [], "public"), ("me/other", ["--private"], "private")):
+        code, out, _ = push(*options, repo=repo)
+        assert (code, hub.repositories[repo].private) == (0, kind == "private")
+        assert f"pushed into the {kind} repository {repo}: " in out
     code, _, err = push("--private")
     assert code == 2
-    assert the_error(err) == (
-        f"{REPO} exists and is public; make it private in its settings on the Hub, or give another name"
-    )
-    assert hub.sent() == []
+    assert the_error(err).startswith(f"{REPO} exists and is public; make it private in its settings on the Hub, or")
 
 
 def test_files_of_an_older_model_are_removed_and_others_stay(push, hub):
@@ -313,20 +295,13 @@ def test_a_repository_of_somebody_else(push, hub, there):
     assert "other/model" not in hub.repositories or len(hub.repositories["other/model"].commits) == 1
 
 
-LOG_IN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
-
-
-@pytest.mark.parametrize(
-    ("token", "message"),
-    [
-        (None, f"there is no token for the Hub; {LOG_IN}"),
-        ("hf_" + "Wrong" * 8, f"the Hub doesn't accept the token (401) for {REPO}; {LOG_IN}"),
-    ],
-)
-def test_without_a_token_that_the_hub_knows(push, hub, monkeypatch, token, message):
-    monkeypatch.setenv("HF_TOKEN", token) if token else monkeypatch.delenv("HF_TOKEN")
+def test_without_a_token_that_the_hub_knows(push, hub, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    log_in = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
+    assert the_error(push().err) == f"there is no token for the Hub; {log_in}"
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "Wrong" * 8)
     code, _, err = push()
-    assert (code, the_error(err)) == (2, message)
+    assert (code, the_error(err)) == (2, f"the Hub doesn't accept the token (401) for {REPO}; {log_in}")
     assert hub.repositories == {}
 
 

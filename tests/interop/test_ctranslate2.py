@@ -231,7 +231,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize("to", ["ctranslate2", "torch"])
+@pytest.mark.parametrize("to", ["ctranslate2", "stock"])
 def test_edited_models_are_refused(tokenizer, tmp_path, to, edit):
     model = make_model(tokenizer, decoder_attention_heads=2, decoder_ffn_dim=40)
     model(torch.tensor([[4]]), labels=torch.tensor([[5]]), output_attentions=True)  # transformers' own hooks
@@ -251,16 +251,16 @@ def test_the_command(vanilla_transformer, tiny_checkpoint, tmp_path):
     assert out.startswith(f"exported {tiny_checkpoint} into {output}\nnote: ")
     assert "gnmt_length_penalty=0.6" in out
     assert ctranslate2.Translator(str(output)).compute_type.startswith("int8")
-    for command in (["info", output], ["export", "--model", output, "--to", "torch", "--output", tmp_path / "again"]):
+    for command in (["info", output], ["export", "--model", output, "--to", "stock", "--output", tmp_path / "again"]):
         code, _, err = vanilla_transformer(*command)
         assert (code, "is in CTranslate2's format; give the model that it was exported from" in err) == (2, True)
     before = {file.name: file.read_bytes() for file in output.iterdir()}
     code, _, err = vanilla_transformer(*arguments)
     assert (code, err) == (2, f"vanilla-transformer: error: {output} exists; choose another output\n")
     assert before == {file.name: file.read_bytes() for file in output.iterdir()}
-    other = ["export", "--model", tiny_checkpoint, "--to", "torch", "--output", tmp_path / "other"]
+    other = ["export", "--model", tiny_checkpoint, "--to", "stock", "--output", tmp_path / "other"]
     code, _, err = vanilla_transformer(*other, "--quantization", "int8")
-    assert (code, "--quantization is for --to ctranslate2, not torch; leave it out" in err) == (2, True)
+    assert (code, "--quantization is for --to ctranslate2, not stock; leave it out" in err) == (2, True)
     assert not (tmp_path / "other").exists()
 
 

@@ -99,7 +99,7 @@ def test_learned_positions_are_not_scaled(tmp_path):
 def test_the_command_and_its_tokenizer(tmp_path, capsys):
     write(tmp_path, weights())
     assert cli.main(["convert", str(tmp_path), "--output", str(tmp_path / "ours")]) == 0
-    assert "note: a folder of Eole has no generation settings" in capsys.readouterr().out
+    assert "note: it comes without generation settings" in capsys.readouterr().out
     made = eole.load(tmp_path, ConversionOptions())
     assert made.tokenizer("s1 s2 x")["input_ids"] == [5, 6, 0]  # sources have no end
     assert made.tokenizer(text_target="t1 t2")["input_ids"] == [5, 6, 3]
@@ -115,7 +115,7 @@ def test_the_command_and_its_tokenizer(tmp_path, capsys):
         ({"model": {"num_experts": 4}}, "num_experts is 4, not off"),
         ({"model": {"encoder": {"encoder_layer_style": "postnorm"}}}, "encoder_layer_style is 'postnorm'"),
         ({"transforms": ["onmt_tokenize"]}, "go through onmt_tokenize, and no tokenizer here does that"),
-        ({"vocabulary": {"src": WORDS["src"][:3], "tgt": WORDS["tgt"]}}, "vocab.json has no </s> on both sides"),
+        ({"vocabulary": {"src": WORDS["src"], "tgt": WORDS["tgt"][:3]}}, "the target vocabulary has no '</s>'"),
     ],
 )
 def test_other_models_are_refused(change, message, tmp_path):

@@ -52,7 +52,7 @@ def test_a_card_of_other_weights_is_not_believed(source, tmp_path):
 
 
 def test_other_formats_have_the_licence(source, tmp_path):
-    exported(source, "torch", tmp_path / "out")
+    exported(source, "ctranslate2", tmp_path / "out")
     assert (tmp_path / "out" / "LICENSE.txt").read_text(encoding="utf-8") == "LICENSE.txt"
     assert not (tmp_path / "out" / "README.md").exists()
 
@@ -66,3 +66,9 @@ def test_what_a_name_on_the_hub_tells(tiny_checkpoint):
         model.num_parameters(),
         None,
     )
+
+
+def test_a_format_that_isnt_there(source, tmp_path):
+    with pytest.raises(ValueError, match="there is no format 'torch'; give one of ctranslate2, onnx, stock, transform"):
+        exported(source, "torch", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

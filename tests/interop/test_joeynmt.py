@@ -58,11 +58,12 @@ def load(folder):
 def test_words_and_characters_need_no_files(tmp_path):
     """Each side has its own level: letters in and words out, spaces among letters as "▁" (its BasicTokenizer)."""
     config = {**settings(), "data": {"src": {"level": "char"}, "trg": {"level": "word"}}}
-    tokens = {"src": [*TOKENS["src"][:5], "▁", *TOKENS["src"][6:]], "trg": TOKENS["trg"]}
+    tokens = {"src": [*TOKENS["src"][:5], "▁", "\u2028", *TOKENS["src"][7:]], "trg": TOKENS["trg"]}
     tokenizer = joeynmt.load(write(tmp_path, config, weights(False), tokens), ConversionOptions()).tokenizer
     tokenizer.save_pretrained(tmp_path / "saved")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert tokenizer.tokenize("s 1") == ["s", "▁", "1"]
+    assert tokenizer("\u2028")["input_ids"] == [6, 3]  # no end of a line of its file
     labels = tokenizer(text_target="t1 t2")["input_ids"]
     assert labels == [TOKENS["trg"].index("t1"), TOKENS["trg"].index("t2"), 3]
     assert tokenizer.decode(labels, skip_special_tokens=True) == "t1 t2"
@@ -180,5 +181,5 @@ def test_files_that_are_refused(tmp_path):
     (tmp_path / "config.yaml").write_text("model: {encoder: 3}")
     with pytest.raises(ConversionError, match=r"no section model.encoder.embeddings"):
         load(tmp_path)
-    with pytest.raises(ConversionError, match="of another shape"):
+    with pytest.raises(ConversionError, match="the target dictionary has 18 entries and the embeddings 19 rows"):
         load(write(tmp_path, settings(), weights(False), {**TOKENS, "trg": TOKENS["trg"][:-1]}))

@@ -1,6 +1,8 @@
 """Marian's .npz files against a forward pass in float64, written from the format's description, and Marian itself."""
 
+import json
 import math
+import random
 import shutil
 import subprocess
 
@@ -226,6 +228,64 @@ def test_damaged_files_are_named(tmp_path):
     (tmp_path / "model.npz").write_bytes(content[: len(content) // 2])
     with pytest.raises(ConversionError, match=r"model\.npz can't be read as \.npz"):
         marian_npz.load(tmp_path / "model.npz", options)
+
+
+SYMBOLS = [
+    *"ab:#-?'\"\\\0\x07\x7f\x85\x93\xa0\u2028\u2029\ufeff\ufffe漢🙂{}[],&*!|>%@`=~",
+    *("yes", "1.0", "null", "<<", "---"),
+]
+COMPLEX = "".join(f"? {json.dumps(word)}\n: {n}\n" for n, word in enumerate(WORDS)).replace('"b"', "|-\n  b")
+
+
+def in_cpp(token: str) -> str:
+    """A token in quotes as yaml-cpp, Marian's library, writes it: ends of lines of YAML 1.1 are characters to it."""
+    escaped = {'"': r"\"", "\\": r"\\", "\ufeff": r"\ufeff"}
+    return "".join(escaped.get(c, c) if c >= " " and not "\x80" <= c <= "\xa0" else f"\\x{ord(c):02x}" for c in token)
+
+
+WRITERS = {
+    "PyYAML": lambda ids: yaml.safe_dump(ids),
+    "PyYAML, one line": lambda ids: yaml.safe_dump(ids, default_flow_style=True, width=10**9),
+    "PyYAML, Unicode": lambda ids: yaml.safe_dump(ids, allow_unicode=True, sort_keys=False),
+    "yaml-cpp": lambda ids: "".join(f'"{in_cpp(token)}": {n}\n' for token, n in ids.items()),
+    "json": json.dumps,
+    "json, Unicode": lambda ids: json.dumps(ids, ensure_ascii=False, indent=2),
+    "json, raw": lambda ids: json.dumps(ids, ensure_ascii=False).replace(r"\u0007", "\a").replace(r"\u0000", "\0"),
+}
+
+
+@pytest.mark.parametrize("loader", ["CBaseLoader", "BaseLoader"])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_vocabularies_are_read_as_they_are_written(writer, loader, tmp_path, monkeypatch):
+    if loader == "BaseLoader":  # PyYAML without libyaml
+        monkeypatch.delattr(yaml, "CBaseLoader")
+    draw, file = random.Random(1), tmp_path / f"vocab.{'json' if 'json' in writer else 'yml'}"
+    for _ in range(20):
+        words = {"".join(draw.choices(SYMBOLS, k=draw.randint(1, 3))): None for _ in range(40)}
+        tokens = ["</s>", "<unk>", *SYMBOLS, *(word for word in words if word not in SYMBOLS)]
+        file.write_bytes(WRITERS[writer]({token: n for n, token in enumerate(tokens)}).encode())
+        assert marian_npz._tokens(file) == tokens
+
+
+def test_other_vocabularies(tmp_path):
+    file = tmp_path / "vocab.yml"
+    file.write_text(COMPLEX)
+    assert marian_npz._tokens(file) == WORDS
+    file.write_text("</s>: 0\n\u2028: 1\n\u2029: 2\n", encoding="utf-8")  # without quotes, as yaml-cpp writes them
+    assert marian_npz._tokens(file) == ["</s>", "\u2028", "\u2029"]
+    for text, message in (
+        ("a: 0\na: 1\n", "'a' is there twice"),
+        ("a: 0\nb: one\n", "invalid literal"),
+        ("a: 0\nb: [1]\n", "it isn't a mapping"),
+        ("- a\n", "it isn't a mapping"),
+        ('"a: 0\n', "while scanning a quoted scalar"),
+        ('{"a": 0, "a": 1}', "'a' is there twice"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConversionError, match=rf"vocab\.yml .*{message}"):
+            marian_npz._tokens(file)
+    (tmp_path / "vocab.txt").write_bytes("</s>\r\n\u2028\n\x85\n".encode())
+    assert marian_npz._tokens(tmp_path / "vocab.txt") == ["</s>", "\u2028", "\x85"]
 
 
 @pytest.mark.peers

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import subprocess
 import sys
@@ -82,34 +83,43 @@ class NoTokenizer:
 
 
 class Graphs:
-    """The three graphs of a folder."""
+    """The two graphs of a folder, as another program runs them."""
 
-    def __init__(self, folder):
-        files = [folder / f"{name}_model.onnx" for name in ("encoder", "decoder", "decoder_with_past")]
-        self.encoder, self.decoder, self.further = map(onnxruntime.InferenceSession, files)
+    def __init__(self, folder, end=""):
+        names = ("encoder_model", "decoder_model_merged")
+        self.encoder, self.decoder = (onnxruntime.InferenceSession(folder / f"{one}{end}.onnx") for one in names)
 
-    @staticmethod
-    def run(session, **inputs):
-        names = [output.name for output in session.get_outputs()]
-        return dict(
-            zip(names, session.run(names, {name: np.asarray(one) for name, one in inputs.items()}), strict=True)
-        )
+    def encode(self, ids, mask):
+        return self.encoder.run(None, {"input_ids": np.asarray(ids), "attention_mask": np.asarray(mask)})[0]
 
-    def start(self, ids, mask, target):
-        memory = self.run(self.encoder, input_ids=ids, attention_mask=mask)["last_hidden_state"]
-        return self.run(self.decoder, encoder_attention_mask=mask, input_ids=target, encoder_hidden_states=memory)
+    def decode(self, memory, mask, target, past=None):
+        """Logits and the next past; without one, the decoder is given a past of no positions."""
+        inputs = {"encoder_hidden_states": memory, "encoder_attention_mask": mask, "input_ids": target}
+        for one in self.decoder.get_inputs():
+            if one.name.startswith("past"):
+                empty = np.zeros((len(target), one.shape[1], 0, one.shape[3]), "f4")
+                inputs[one.name] = past[one.name] if past else empty
+        inputs["use_cache_branch"] = [past is not None]
+        names = [one.name for one in self.decoder.get_outputs()]
+        inputs = {name: np.asarray(one) for name, one in inputs.items()}
+        found = dict(zip(names, self.decoder.run(names, inputs), strict=True))
+        return found.pop("logits"), {name.replace("present", "past_key_values"): one for name, one in found.items()}
 
     def logits(self, ids, mask, target, first, step):
-        """The decoder's `first` positions, and then `step` at a time."""
-        output = self.start(ids, mask, target[:, :first])
-        found, past = [output.pop("logits")], output
-        for begin in range(first, target.shape[1], step):
-            inputs = {name.replace("present", "past_key_values"): value for name, value in past.items()}
-            more = target[:, begin : begin + step]
-            output = self.run(self.further, encoder_attention_mask=mask, input_ids=more, **inputs)
-            found.append(output.pop("logits"))
-            past |= output
-        return torch.from_numpy(np.concatenate(found, axis=1))
+        """The decoder's `first` positions, and then `step` at a time; a past makes the encoder's output unread."""
+        memory, found, past = self.encode(ids, mask), [], None
+        for begin, end in itertools.pairwise([0, *range(first, target.shape[1], step), target.shape[1]]):
+            logits, past = self.decode(memory * (not past), mask, target[:, begin:end], past)
+            found.append(torch.from_numpy(logits))
+        return torch.cat(found, dim=1)
+
+    def greedy(self, ids, start, limit):
+        mask, found, past = np.ones((1, len(ids)), np.int64), [start], None
+        memory = self.encode([ids], mask)
+        while len(found) <= limit and found[-1] != 2:
+            logits, past = self.decode(memory, mask, np.array([found[-1:]]), past)
+            found.append(int(logits[0, -1].argmax()))
+        return found
 
 
 def example(model, batch, source, target):
@@ -143,9 +153,9 @@ def both(tmp_path_factory):
     torch.manual_seed(0)
     model, steps = make_model(**SINUSOIDS), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD", 0)
+        patch.setattr(exporter, "LARGEST", 0)
         notes = exporter.write_onnx(model, NoTokenizer(), place, steps.append)
-    assert steps == ["encoder_model", "decoder_model", "decoder_with_past_model", "comparison"]
+    assert steps == ["encoder_model", "decoder_model_merged", "comparison"]
     return model, place, notes
 
 
@@ -156,21 +166,18 @@ def test_graphs_with_sinusoids_have_no_longest_input(both):
     graphs = Graphs(place)
     compare(model, graphs, [(1, 1, 1), (1, 6, 4), (5, 9, 7), (3, 33, 41)], 1e-4)
     names = [f"{n}.{side}.{part}" for n in range(2) for side in ("decoder", "encoder") for part in ("key", "value")]
+    past, present = ([f"{what}.{name}" for name in names] for what in ("past_key_values", "present"))
     kinds = {
         graphs.encoder: (["input_ids", "attention_mask"], ["last_hidden_state"]),
         graphs.decoder: (
-            ["encoder_attention_mask", "input_ids", "encoder_hidden_states"],
-            ["logits", *(f"present.{name}" for name in names)],
-        ),
-        graphs.further: (
-            ["encoder_attention_mask", "input_ids", *(f"past_key_values.{name}" for name in names)],
-            ["logits", *(f"present.{name}" for name in names if "decoder" in name)],
+            ["encoder_attention_mask", "input_ids", *past, "encoder_hidden_states", "use_cache_branch"],
+            ["logits", *present],
         ),
     }
     for session, (inputs, outputs) in kinds.items():
         assert [one.name for one in session.get_inputs()] == inputs
         assert [one.name for one in session.get_outputs()] == outputs
-        assert all(one.shape[0] == "batch" for one in session.get_inputs() + session.get_outputs())
+        assert all(one.shape[0] == "batch" for one in session.get_inputs() if one.name != "use_cache_branch")
     assert json.loads((place / "config.json").read_text())["position_encoding"] == "fairseq"
     assert (place / "generation_config.json").is_file()
 
@@ -204,14 +211,23 @@ def test_graphs_with_learned_positions_of_a_model_in_bfloat16(exported):
     with pytest.raises(Exception, match=r"out of data bounds|indices element"):
         graphs.logits(ids, mask, target, 16, 1)
     with pytest.raises(Exception, match=r"out of data bounds|indices element"):
-        graphs.start(torch.cat([ids, ids], dim=1), torch.ones(1, 32, dtype=torch.long), target[:, :1])
+        graphs.encode(torch.cat([ids, ids], dim=1), torch.ones(1, 32, dtype=torch.long))
+
+
+@pytest.mark.slow
+def test_sinusoids_are_not_rounded_as_the_weights_are(tmp_path):
+    model = make_model(**SINUSOIDS, activation_function="relu").to(torch.bfloat16)
+    exporter.write_onnx(model, NoTokenizer(), tmp_path)
+    exact = VanillaTransformerForConditionalGeneration(model.config).eval()
+    exact.load_state_dict(model.state_dict())
+    compare(exact, Graphs(tmp_path), [(4, 16, 16)], 1e-4)
 
 
 @pytest.mark.slow
 def test_weights_beside_the_graphs(both):
     _, place, _ = both
     assert sorted(file.name for file in place.iterdir() if "onnx" in file.name) == sorted(
-        f"{name}_model.onnx{end}" for name in ("encoder", "decoder", "decoder_with_past") for end in ("", ".data")
+        f"{name}.onnx{end}" for name in ("encoder_model", "decoder_model_merged") for end in ("", ".data")
     )
 
 
@@ -283,7 +299,7 @@ def test_sinusoids_are_those_of_the_table(encoding, d_model):
 
 @pytest.mark.parametrize("error", [1e-3, float("nan")])
 def test_graphs_that_compute_something_else_are_refused(tmp_path, monkeypatch, error):
-    monkeypatch.setattr(exporter, "_write", lambda *arguments: None)
-    monkeypatch.setattr(exporter, "_logits_of_graphs", lambda model, sizes, run: exporter._logits(model, sizes) + error)
+    logits = exporter._logits_of_graphs
+    monkeypatch.setattr(exporter, "_logits_of_graphs", lambda *arguments: logits(*arguments) + error)
     with pytest.raises(ConversionError, match="onnxruntime's logits differ from the model's by"):
         exporter.write_onnx(make_model(position_encoding="learned", scale_embedding=False), NoTokenizer(), tmp_path)

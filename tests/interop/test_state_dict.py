@@ -461,7 +461,7 @@ class Stacked(Bentrevett):
 
 def test_keys_and_values_of_unlike_widths_in_one_matrix_and_convolutions(tmp_path):
     theirs = random_model(Stacked)
-    names = state_dict.read_names("bentrevett")
+    names = state_dict._entries("bentrevett")["names"]
     names = {ours: name for ours, name in names.items() if ".k_proj" not in ours and ".v_proj" not in ours}
     for ours in [ours for ours in names if ours.endswith(".q_proj")]:
         names[ours.replace("q_proj", "{v,k}_proj.weight")] = names[ours].replace("fc_q", "both.weight")
@@ -558,7 +558,7 @@ def test_one_list_of_sub_layers_counted_from_one(tmp_path):
 
     names = {
         ours: renamed(name, lambda step, first: f"{{{step}n+{first}}}") if "*" in name else name
-        for ours, name in state_dict.read_names("bentrevett").items()
+        for ours, name in state_dict._entries("bentrevett")["names"].items()
     }
     state = {}
     for name, value in theirs.state_dict().items():
@@ -593,7 +593,7 @@ class PlainNorms(Bentrevett):
 
 def test_norms_without_gain_and_bias(tmp_path):
     theirs = random_model(PlainNorms)
-    norms = [ours for ours in state_dict.read_names("bentrevett") if ours.endswith("layer_norm")]
+    norms = [ours for ours in state_dict._entries("bentrevett")["names"] if ours.endswith("layer_norm")]
     names = {f"{ours}.{kind}": int(kind == "weight") for ours in norms for kind in ("weight", "bias")}
     assert_same(load_own(tmp_path, theirs, entries_of("bentrevett", {"names": names})), theirs)
 

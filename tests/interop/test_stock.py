@@ -83,6 +83,49 @@ def test_logits_and_outputs_are_the_models(fields, name, tokenizer, tmp_path):
         assert torch.equal(again.generate(**batch, **options), model.generate(**batch, **options))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("fields", "name"), KINDS)
+def test_half_precision(fields, name, dtype, tokenizer, tmp_path):
+    model = model_of(tokenizer, **fields).to(dtype)
+    notes = stock.write_stock(model, tokenizer, tmp_path)
+    assert f"its weights are {dtype}, as the model's; logits are compared in float32" in notes
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert again.dtype == dtype
+    assert any(torch.equal(again.get_input_embeddings().weight, one) for one in sorted_width(model))
+
+
+def sorted_width(model):
+    """The embeddings, and with sines before cosines."""
+    weight = model.get_input_embeddings().weight
+    return weight, torch.cat([weight[:, ::2], weight[:, 1::2]], dim=1)
+
+
+def test_settings_that_stay_and_that_are_left_out(tokenizer, tmp_path):
+    model = model_of(tokenizer)
+    settings = {"forced_eos_token_id": 2, "gnmt_length_penalty": None, "max_extra_length": None, "max_new_tokens": 6}
+    for name, value in {**settings, "coverage_penalty": 0.2, "output_alignments": False}.items():
+        setattr(model.generation_config, name, value)
+    notes = stock.write_stock(model, tokenizer, tmp_path)
+    assert "coverage_penalty 0.2 is left out, as transformers has none" in notes
+    saved = json.loads((tmp_path / "generation_config.json").read_text())
+    assert saved["forced_eos_token_id"] == 2
+    assert not {"coverage_penalty", "output_alignments"} & saved.keys()
+    batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    found = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).generate(**batch, num_beams=1, early_stopping=False)
+    assert torch.equal(found, model.generate(**batch, num_beams=1, early_stopping=False, coverage_penalty=None))
+    assert {2} == {int(row[row != 0][-1]) for row in found}
+
+
+def test_the_smallest_vocabulary_with_padding_among_its_tokens(tokenizer, tmp_path):
+    fields = {"vocab_size": 5, "pad_token_id": 3, "eos_token_id": 0, "position_encoding": "fairseq"}
+    assert stock.write_stock(model_of(tokenizer, **fields), tokenizer, tmp_path)[0].startswith("it is a FSMT")
+
+
+def test_the_cause_of_a_difference_is_named(tokenizer, tmp_path):
+    with pytest.raises(ConversionError, match=r"differ by .*, as layer_norm_eps is 0\.01 and a MarianMTModel's 1e-05"):
+        stock.write_stock(model_of(tokenizer, layer_norm_eps=1e-2), tokenizer, tmp_path)
+
+
 @pytest.mark.parametrize(("fields", "name"), KINDS)
 def test_convert_brings_it_back(fields, name, tokenizer, tmp_path, capsys):
     model = model_of(tokenizer, **fields)
@@ -272,6 +315,7 @@ def test_symbols_stay(tmp_path):
         ({"head_dim": 4}, "MarianMTModel has no place for head_dim or value_head_dim other than d_model / heads"),
         ({**PRE, "position_encoding": "fairseq", "output_bias": True}, "M2M100.* has no place for output_bias"),
         ({**PRE, "share_encoder_decoder_embeddings": False}, "Pegasus.* share_encoder_decoder_embeddings false"),
+        ({"position_encoding": "fairseq", "decoder_start_token_id": 0}, "FSMT.* a decoder that starts with padding"),
         ({"d_model": 15, "encoder_attention_heads": 1, "decoder_attention_heads": 1}, "an odd d_model"),
     ],
 )

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from hf_vanilla_transformer.documents.links import Linked
 from hf_vanilla_transformer.serving import app as service
 from hf_vanilla_transformer.serving.batcher import Batcher
-from hf_vanilla_transformer.translation.links import Linked
 from hf_vanilla_transformer.translation.reading import Piece
 
 
@@ -180,7 +180,7 @@ def test_a_full_queue_and_a_deadline() -> None:
         return capitals(texts, *options)
 
     async def run() -> list[int]:
-        import httpx
+        import httpx2 as httpx
 
         application = client(slow, waiting=10, seconds=1).app
         async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://x") as http:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from hf_vanilla_transformer.documents.links import Linked
 from hf_vanilla_transformer.serving.batcher import Batcher, QueueFullError
-from hf_vanilla_transformer.translation.links import Linked
 from hf_vanilla_transformer.translation.reading import Piece
 
 pytestmark = pytest.mark.anyio  # its plugin, a part of what FastAPI installs, runs asynchronous tests

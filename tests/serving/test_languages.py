@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hf_vanilla_transformer import cli
-from hf_vanilla_transformer.serving.models import LanguagesError, languages_of, pair, two_letters
+from hf_vanilla_transformer.serving.models import LanguagesError, languages_of, pair
+from hf_vanilla_transformer.translation.reading import sentence_rules
 
 
 @pytest.mark.parametrize(
@@ -32,14 +33,12 @@ def test_what_is_no_pair(text: str) -> None:
     ("code", "expected"),
     [("en", "en"), ("pt-BR", "pt"), ("de_DE", "de"), ("deu_Latn", "de"), ("zho_Hans", "zh"), ("arb_Arab", "ar")],
 )
-def test_sentences_are_split_by_the_rules_of_a_language_by_any_name(code: str, expected: str, caplog) -> None:
-    assert two_letters(code) == expected
-    assert not caplog.records
+def test_sentences_are_split_by_the_rules_of_a_language_by_any_name(code: str, expected: str) -> None:
+    assert sentence_rules(code) == expected
 
 
-def test_a_language_without_a_code_in_two_letters_is_logged_once(caplog) -> None:
-    assert two_letters("ceb_Latn") == two_letters("ceb_Latn") == "ceb"
-    assert [record.message[:50] for record in caplog.records] == ["ceb_Latn has no code in two letters (ISO 639-1): u"]
+def test_sentences_of_a_language_without_a_code_in_two_letters_are_split_by_rules_for_all() -> None:
+    assert sentence_rules("ceb_Latn") == sentence_rules(None) == "und"
 
 
 def test_languages_beside_a_model(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
-"""Ray: many files give the bytes of one process, and a part that is complete isn't translated again."""
+"""Ray: many files give the bytes of one process, whatever is killed."""
 
-import gzip
 import json
 import shutil
 import signal
@@ -9,8 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib import error, request
@@ -19,8 +17,10 @@ import psutil
 import pytest
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data.formats import CorpusError
-from hf_vanilla_transformer.translation.files import ROWS, file_jobs, outcomes, write
+from hf_vanilla_transformer.data.formats import GZIP
+from hf_vanilla_transformer.documents.document import translate_document
+from hf_vanilla_transformer.documents.files import FileJob, file_jobs, parts_of, write
+from hf_vanilla_transformer.documents.rows import ROWS
 
 PATIENCE = 900
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(1_800)]
@@ -36,6 +36,10 @@ def ray_files():
     ray.shutdown()
 
 
+def _translate(job: FileJob, translator: Translator, options: dict[str, Any]) -> None:
+    write(job, parts_of(job, partial(translate_document, translator, **options), lambda number: None))
+
+
 def test_files_are_those_of_one_process(ray_files, tiny_checkpoint: Path, tmp_path: Path) -> None:
     given = tmp_path / "in"
     given.mkdir()
@@ -43,45 +47,23 @@ def test_files_are_those_of_one_process(ray_files, tiny_checkpoint: Path, tmp_pa
         lines = (f"{number * ROWS + line} past nine\n" for line in range(ROWS // 2 * number))
         (given / f"{number}.txt").write_text("".join(lines))
     (given / "3").write_text("half past nine\n")  # its name begins that of another file
-    (given / "damaged.gz").write_bytes(b"no gzip")
+    (given / "damaged.gz").write_bytes(GZIP + b"no gzip")
     options = {"num_beams": 1, "max_new_tokens": 4, "progress_bar": False}
 
     here = file_jobs([given], tmp_path / "here")
     translator = Translator(str(tiny_checkpoint), "cpu", threads=1)
     for job in here[:5]:
-        list(write(job, lambda rows: outcomes(lambda texts: translator(texts, **options), rows)))
+        _translate(job, translator, options)
 
     there = file_jobs([given], tmp_path / "there", how=options)
-    # A part that an earlier run has completed is kept as it is.
     opening = {"device": "cpu", "threads": 1}
-    for job, text in ((there[4], "kept"), (replace(there[4], how={}), "of other options")):
-        parts = ray_files._folder(job)
-        parts.mkdir(parents=True)
-        (parts / "000000000.json").write_text(json.dumps([[text, ""]] * ROWS))
     done = list(ray_files.translate_files(there, str(tiny_checkpoint), options=options, opening=opening))
 
     assert [job.source.name for job, error in done if error] == ["damaged.gz"]
-    for one, other in zip(here[:4], there[:4], strict=True):
+    for one, other in zip(here[:5], there[:5], strict=True):
         assert one.output.read_bytes() == other.output.read_bytes()
-    own, kept = (job.output.read_text().splitlines() for job in (here[4], there[4]))
-    assert kept == ["kept"] * ROWS + own[ROWS:]
     names = [path.name for path in (tmp_path / "there").iterdir() if path not in [job.record for job in there]]
     assert sorted(names) == ["0.txt", "1.txt", "2.txt", "3", "3.txt"]
-
-
-def test_parts_are_read_in_any_order(ray_files, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    lines = [f"line {number}\n" for number in range(3 * ROWS)]
-    (tmp_path / "a.txt").write_text("".join(lines))
-    half = gzip.compress("".join(lines).encode(), mtime=0)
-    (tmp_path / "b.gz").write_bytes(half[: len(half) // 2])  # has the first part
-    actor = ray_files._TranslateParts(str(tiny_checkpoint), device="cpu", threads=1)
-    for first in (ROWS, 2 * ROWS, 0, ROWS, ROWS):
-        rows = actor._rows_from(str(tmp_path / "a.txt"), first)
-        assert [f"{row.text}\n" for row in rows] == lines[first : first + ROWS]
-        assert len(actor._rows_from(str(tmp_path / "b.gz"), 0)) == ROWS
-        for _ in range(2):
-            with pytest.raises(CorpusError, match="is it complete"):
-                actor._rows_from(str(tmp_path / "b.gz"), 2 * ROWS)
 
 
 def test_the_class_for_ones_own_pipelines(ray_files, tiny_checkpoint: Path) -> None:
@@ -107,12 +89,11 @@ def _driver(address: str, model: Path, given: Path, there: Path) -> "subprocess.
     return subprocess.Popen([*command, *files, "--num-beams", "1", "--max-new-tokens", "4"])
 
 
-def _wait_for_parts(there: Path, number: int, driver: "subprocess.Popen[bytes]") -> None:
+def _wait_for_files(there: Path, number: int, driver: "subprocess.Popen[bytes]") -> None:
     found = 0
     while found < number:
         assert driver.poll() is None
-        with suppress(FileNotFoundError):  # the driver removes a folder that is listed here
-            found = len(list(there.glob(".*.parts/*.json"))) + len(list(there.glob("*.txt")))
+        found = len(list(there.glob("*.txt")))
         time.sleep(0.01)
 
 
@@ -135,31 +116,30 @@ def test_killed_workers_nodes_and_drivers_lose_no_line(
     for number in range(40):
         lines = (f"{number * 500 + line} past nine\n" for line in range(500))
         (given / f"{number:02}.txt").write_text("".join(lines))
-    (given / "damaged.txt.gz").write_bytes(b"no gzip")
+    (given / "damaged.txt.gz").write_bytes(GZIP + b"no gzip")
     translator = Translator(str(tiny_checkpoint), "cpu", threads=1)
     options = {"num_beams": 1, "max_new_tokens": 4, "progress_bar": False}
     for job in file_jobs([given], here)[:40]:
-        list(write(job, lambda rows: outcomes(lambda texts: translator(texts, **options), rows)))
+        _translate(job, translator, options)
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         second = cluster.add_node(num_cpus=1)
         driver = _driver(cluster.address, tiny_checkpoint, given, there)
-        _wait_for_parts(there, 3, driver)
+        _wait_for_files(there, 3, driver)
         driver.kill()  # and is started again below
         assert driver.wait() == -signal.SIGKILL
         driver = _driver(cluster.address, tiny_checkpoint, given, there)
-        _wait_for_parts(there, 8, driver)
+        _wait_for_files(there, 8, driver)
         _kill_actor(driver)
-        _wait_for_parts(there, 14, driver)
+        _wait_for_files(there, 14, driver)
         cluster.remove_node(second, allow_graceful=False)
         assert driver.wait(PATIENCE) == 1  # as one file is damaged
     finally:
         cluster.shutdown()
     names = sorted(file.name for file in here.glob("[!.]*"))
     assert len(names) == 40
-    # A driver that is killed right behind a file may leave the folder with its parts.
-    assert sorted(file.name for file in there.glob("[!.]*") if file.is_file()) == names
+    assert sorted(file.name for file in there.glob("[!.]*")) == names
     assert all((there / name).read_bytes() == (here / name).read_bytes() for name in names)
 
 

@@ -338,6 +338,7 @@ def test_the_packages_recipes(path):
     assert len(data.train_source) == len(data.train_target)
     assert training.max_steps > 0 or training.num_train_epochs > 0
     assert not training.save_total_limit or training.save_total_limit >= training.average_last
+    assert not training.save_only_model  # every run can be resumed
     config = model.config(model.vocab_size)
     with torch.device("meta"):
         parameters = VanillaTransformerForConditionalGeneration(config).num_parameters()

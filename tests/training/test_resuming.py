@@ -16,6 +16,7 @@ from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.data import corpora
 from hf_vanilla_transformer.training.arguments import RecipeError
 from hf_vanilla_transformer.training.run_folder import only_process_in
+from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 
 SIDES = {"source": "train.en", "target": "train.de"}
 
@@ -171,6 +172,62 @@ def test_another_learning_rate_and_other_betas_take_effect(train, finished, capl
     saved = torch.load(Path(finished["output_dir"], "checkpoint-6", "optimizer.pt"), weights_only=True)
     assert [group["weight_decay"] for group in saved["param_groups"]] == [0.1, 0.0]
     assert {(group["eps"], tuple(group["betas"])) for group in saved["param_groups"]} == {(1e-6, (0.9, 0.9))}
+
+
+TOKENS, SENTENCES = {"per_device_train_batch_tokens": 64}, {"per_device_train_batch_tokens": 0}
+STREAM = {**TOKENS, "streaming": True, "shuffle_buffer_size": 20, "max_length": 60}
+
+
+@pytest.fixture
+def pairs(monkeypatch):
+    """The targets that are trained on, in their order."""
+    pairs, step = [], VanillaTransformerTrainer.training_step
+
+    def noted(self, model, inputs, *args, **kwargs):
+        numbers = inputs.get("decoder_attention_mask", inputs["labels"].ge(0).long())  # of the pairs in packed rows
+        for labels, own in zip(inputs["labels"], numbers, strict=True):
+            pairs.extend(str(labels[own == number].tolist()) for number in range(1, int(own.max()) + 1))
+        return step(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(VanillaTransformerTrainer, "training_step", noted)
+    return pairs
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "told"),
+    [
+        (TOKENS, {"per_device_train_batch_tokens": 128}, "per_device_train_batch_tokens 128, not 64"),
+        (TOKENS, {"gradient_accumulation_steps": 2}, "devices times gradient_accumulation_steps 2, not 1"),
+        (TOKENS, {"length_tolerance": 0.5, "packed": False}, "length_tolerance 0.5, not 0.0"),
+        (TOKENS, {"packed": True}, "packed True, not False"),
+        (TOKENS, SENTENCES, "per_device_train_batch_tokens 0, not 64"),
+        (SENTENCES, {"per_device_train_batch_size": 4}, "per_device_train_batch_size 4, not 8"),
+        (STREAM, {"shuffle_buffer_size": 30}, "shuffle_buffer_size 30, not 20"),
+        (STREAM, {"dataloader_num_workers": 1}, "dataloader_num_workers 1, not 0"),
+        # These change nothing of the order.
+        ({**TOKENS, "data_seed": 1}, {"seed": 7, "dataloader_num_workers": 1, "shuffle_buffer_size": 5}, None),
+        (SENTENCES, {"length_tolerance": 0.5, "rdrop_alpha": 1.0, "eval_strategy": "steps", "eval_steps": 5}, None),
+        (STREAM, {"max_grad_norm": 1.0, "save_steps": 7}, None),
+    ],
+)
+def test_other_batches_are_told_as_pairs_come_twice(train, recipe, pairs, caplog, before, change, told):
+    recipe |= {"average_last": 0, "test_source": [], "test_target": [], **before}
+    assert train(recipe, "--max-steps", "3", "--save-steps", "3").code == 0
+    with caplog.at_level("WARNING"):
+        result = train(recipe | change, "--resume", "--max-steps", "12")
+    assert result.code == 0, result.err
+    assert (len(set(pairs[:50])) < 50) == (told is not None)  # an epoch has 50 pairs
+    warning = f"resuming with {told} makes other batches: in the rest of this epoch, some pairs come a second time and"
+    assert (warning in caplog.text) == ("makes other batches" in caplog.text) == (told is not None)
+
+
+def test_another_order_is_refused(train, finished):
+    """A checkpoint of one seed isn't continued as a run of another."""
+    for option in ("--seed", "--data-seed"):
+        result = train(finished, "--resume", "--max-steps", "6", option, "7")
+        assert result.code == 2
+        assert "was started with seed 42, not 7; resume with the same data, in the same order," in result.error
+    assert train(finished, "--resume", "--max-steps", "6", "--seed", "7", "--data-seed", "42").code == 0
 
 
 def test_another_optimizer_is_refused(train, finished):

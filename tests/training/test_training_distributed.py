@@ -20,22 +20,14 @@ import pytest
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
-from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.commands.launch import launch_command_parser
 from accelerate.utils import FullyShardedDataParallelPlugin, patch_environment
-from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
-from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints
 from hf_vanilla_transformer.training.arguments import RecipeError, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.recipe import RECIPES
-from hf_vanilla_transformer.training.sharding import (
-    ShardingTrainer,
-    check_plugin,
-    numbered,
-    renamed,
-    share_embedding_module,
-)
+from hf_vanilla_transformer.training.sharding import ShardingTrainer, share_embedding_module
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((RECIPES / "accelerate").glob("*.yaml"))
@@ -75,35 +67,12 @@ def test_accelerate_takes_the_configuration(config: Path) -> None:
     arguments = launch_command_parser().parse_args(["--config_file", str(config), "--machine_rank", "0", "-m", "x"])
     for name, section in vars(values).items():
         if isinstance(section, dict):  # launch hands every key on, known or not
-            prefix = "fsdp_" if name == "fsdp_config" else ""
-            known = [key if key.startswith(prefix) else prefix + key for key in section]
-            assert [key for key in known if not hasattr(arguments, key)] == []
+            assert [key for key in section if not hasattr(arguments, key)] == [], name
     assert values.num_processes % values.num_machines == 0
     text = config.read_text(encoding="utf-8")
     assert f"recipes/accelerate/{config.name} " in text, "the comment starts another configuration"
     assert "torchrun" in text
     assert ("--machine_rank R" in text) == (values.num_machines > 1)
-
-
-@pytest.mark.parametrize(
-    "config", [path for path in CONFIGS if path.stem.startswith("fsdp")], ids=lambda path: path.stem
-)
-def test_fsdp_configurations_are_what_our_checkpoints_need(config: Path) -> None:
-    arguments = launch_command_parser().parse_args(
-        ["--config_file", str(config), "--machine_rank", "0", "--main_process_port", "0", "-m", "x"]
-    )
-    arguments, _, _ = _validate_launch_command(arguments)
-    assert arguments.use_fsdp
-    environment = prepare_multi_gpu_env(arguments)
-    changed = {key: value for key, value in environment.items() if os.environ.get(key) != value}
-    with patch_environment(**changed):
-        plugin = FullyShardedDataParallelPlugin()
-    assert plugin.fsdp_version == 2
-    assert "FULL_STATE_DICT" in str(plugin.state_dict_type)
-    assert plugin.reshard_after_forward is True
-    values = yaml.safe_load(config.read_text(encoding="utf-8"))
-    sizes = values.get("parallelism_config", {"all": values["num_processes"]}).values()
-    assert np.prod(list(sizes)) == values["num_processes"]
 
 
 def test_the_guide_names_every_configuration_and_no_other() -> None:
@@ -126,38 +95,24 @@ def test_embeddings_that_share_their_matrix_become_one_module(tiny_checkpoint: P
     assert model(input_ids=ids, labels=ids).loss == before
 
 
-def test_an_optimizers_state_goes_from_names_to_numbers_and_back() -> None:
-    layer = torch.nn.Linear(2, 3)
-    optimizer = torch.optim.Adam([{"params": [layer.bias]}, {"params": [layer.weight], "lr": 0.5}])
-    layer(torch.ones(2)).sum().backward()
-    optimizer.step()
-    plain = optimizer.state_dict()
-    named = renamed(plain, {0: "bias", 1: "weight"})
-    assert named["param_groups"][1]["params"] == ["weight"]
-    assert named["state"]["weight"]["exp_avg"].shape == (3, 2)
-    back = numbered(named)
-    assert back["param_groups"] == plain["param_groups"]
-    assert all(back["state"][key] is plain["state"][key] or back["state"][key] == plain["state"][key] for key in (0, 1))
-
-
-def test_fsdp_where_there_is_none_is_refused(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setenv("FSDP_VERSION", "2")
-    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
-    arguments = VanillaTransformerTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    with pytest.raises(RecipeError, match=r"no FSDP on CPUs; there, use .*recipes/accelerate/cpu"):
-        ShardingTrainer(model=model, args=arguments)
-
-
 @pytest.mark.parametrize(("version", "kind"), [(1, "FULL"), (2, "SHARDED")])
-def test_fsdp_that_saves_in_other_ways_is_refused(version: int, kind: str) -> None:
+def test_fsdp_that_saves_in_other_ways_is_refused(
+    version: int, kind: str, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = {"FSDP_VERSION": version, "FSDP_STATE_DICT_TYPE": f"{kind}_STATE_DICT"}
     with patch_environment(**settings):
         plugin = FullyShardedDataParallelPlugin()
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
+    arguments = VanillaTransformerTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    create = ShardingTrainer.create_accelerator_and_postprocess
+
+    def created(trainer: ShardingTrainer) -> None:
+        create(trainer)
+        trainer.is_fsdp_enabled, trainer.accelerator.state.fsdp_plugin = True, plugin
+
+    monkeypatch.setattr(ShardingTrainer, "create_accelerator_and_postprocess", created)
     with pytest.raises(RecipeError, match="write `fsdp_version: 2` and `fsdp_state_dict_type: FULL_STATE_DICT`"):
-        check_plugin(plugin)
+        ShardingTrainer(model=model, args=arguments)
 
 
 # ---- Runs ----
@@ -184,7 +139,11 @@ class Run:
 MODULE = ["-m", "hf_vanilla_transformer"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--main_process_port", "0"]
-FSDP = [*ACCELERATE, "--config_file", str(RECIPES / "accelerate" / "fsdp_8gpu.yaml")]
+FSDP = [
+    *ACCELERATE, "--num_machines", "1", "--mixed_precision", "no", "--use_fsdp", "--fsdp_version", "2",
+    "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP", "--fsdp_state_dict_type", "FULL_STATE_DICT",
+    "--fsdp_cpu_ram_efficient_loading", "false",
+]  # fmt: skip
 DDP = [*ACCELERATE, "--config_file", str(RECIPES / "accelerate" / "cpu_ddp.yaml")]
 
 
@@ -224,6 +183,7 @@ def resume(folder: Path, begun: Run, launcher: list[str], *options: str) -> Run:
     shutil.copy(begun.folder / "recipe.json", folder / "run")
     run = train(folder, launcher, "--resume", *options)
     assert f"checkpoint-{SAVED_AT}" in run.log
+    assert "makes other batches" not in run.log
     return run
 
 
@@ -315,52 +275,30 @@ def test_evaluation_without_translations_is_that_of_one(one: Run, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_sharded_checkpoints_hold_the_same_files(two: Run, sharded: Run) -> None:
+def test_sharded_checkpoints_hold_what_those_of_one_do_but_for_the_optimizer(two: Run, sharded: Run) -> None:
     for folder in (f"checkpoint-{SAVED_AT}", "."):
-        files = [sorted(path.name for path in (run.folder / folder).iterdir()) for run in (two, sharded)]
-        assert files[0] == files[1]
-        assert (sharded.folder / folder / "config.json").read_text() == (
-            two.folder / folder / "config.json"
-        ).read_text()
+        files = [{path.name for path in (run.folder / folder).iterdir()} for run in (two, sharded)]
+        assert files[0] ^ files[1] <= {"optimizer.pt", "optimizer.bin", "pytorch_model_fsdp.bin"}
+        configs = [(run.folder / folder / "config.json").read_text(encoding="utf-8") for run in (two, sharded)]
+        assert configs[0] == configs[1]
 
 
 @pytest.mark.slow
-def test_sharded_checkpoints_are_averaged_as_those_of_one(one: Run, sharded: Run, tmp_path: Path) -> None:
-    means = []
-    for name, run in (("one", one), ("sharded", sharded)):
-        checkpoints = [run.folder / f"checkpoint-{step}" for step in (SAVED_AT, UPDATES)]
-        average_checkpoints(checkpoints, tmp_path / name)
-        means.append(load_file(tmp_path / name / "model.safetensors"))
-    assert means[0].keys() == means[1].keys()
-    for name, value in means[0].items():
-        torch.testing.assert_close(means[1][name], value, rtol=0, atol=WEIGHTS_DIFFER_BY, msg=name)
+def test_one_process_goes_on_from_checkpoints_of_two(one: Run, two: Run, tmp_path: Path) -> None:
+    assert_same(resume(tmp_path, two, ALONE, *AS_TWO), one)
 
 
 @pytest.mark.hard
-def test_shards_of_two_machines_train_as_one_process(tmp_path: Path) -> None:
-    """Four processes: two shards in each of two groups, which add up their gradients, as fsdp_4_machines.yaml says."""
-    sizes = ["--parallelism_config_dp_replicate_size", "2", "--parallelism_config_dp_shard_size", "2"]
-    config = [*ACCELERATE, "--num_machines", "1", *sizes]
-    config[config.index("--num_processes") + 1] = "4"
-    config += ["--config_file", str(RECIPES / "accelerate" / "fsdp_4_machines.yaml"), RECORDED]
-    expected = train(tmp_path / "one", ALONE, "--gradient-accumulation-steps", "4")
-    found = train(tmp_path / "four", config)
-    assert_same(found, expected)
-    assert found.logged("loss") == pytest.approx(expected.logged("loss"), rel=LOSSES_DIFFER_BY)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["two", pytest.param("sharded", marks=pytest.mark.hard)])
-def test_one_process_goes_on_from_checkpoints_of_two(
-    one: Run, kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    assert_same(resume(tmp_path, request.getfixturevalue(kind), ALONE, *AS_TWO), one)
+def test_two_processes_go_on_from_checkpoints_of_one(one: Run, tmp_path: Path) -> None:
+    assert_same(resume(tmp_path, one, [*DDP, *MODULE]), one)
 
 
 @pytest.mark.hard
-@pytest.mark.parametrize("launcher", [[*DDP, *MODULE], [*FSDP, RECORDED]], ids=["two", "sharded"])
-def test_two_processes_go_on_from_checkpoints_of_one(one: Run, launcher: list[str], tmp_path: Path) -> None:
-    assert_same(resume(tmp_path, one, launcher), one)
+def test_a_sharded_run_goes_on_from_its_checkpoint_and_from_no_other(one: Run, sharded: Run, tmp_path: Path) -> None:
+    assert_same(resume(tmp_path / "sharded", sharded, [*FSDP, RECORDED]), one)
+    for begun, launcher, how in ((one, [*FSDP, RECORDED], "without"), (sharded, ALONE, "with")):
+        with pytest.raises(AssertionError, match=f"checkpoint-{SAVED_AT} was saved {how} FSDP; resume {how} it"):
+            resume(tmp_path / how, begun, launcher, *AS_TWO)
 
 
 @pytest.mark.kill

@@ -309,7 +309,6 @@ def test_numbers_out_of_range(name):
     ("name", "value"),
     [
         ("learning_rate", 0),
-        ("bpe_dropout", 1.5),
         ("early_stopping_patience", 0),
         ("rdrop_alpha", "nan"),
     ],

@@ -1,9 +1,14 @@
 """Random models that translate: what the tests of `translation` share."""
 
+import copy
+
+import pytest
 import torch
 from transformers import MarianConfig, MarianMTModel
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration, engine
+from hf_vanilla_transformer.translation.ensembles import ensemble
+from hf_vanilla_transformer.translation.translator import Translator
 
 TEXTS = [
     "twenty-one",
@@ -39,3 +44,24 @@ def new_marian(vocab_size, **fields):
         vocab_size=vocab_size, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, **sizes, **tokens, **fields
     )
     return MarianMTModel(config).eval()
+
+
+KINDS = ["module", "packed", "ensemble", "ctranslate2"]
+
+
+def translator_of(kind, model, tokenizer):
+    """A translator by one of the backends."""
+    if kind == "ctranslate2":
+        pytest.importorskip("ctranslate2")
+        return Translator(model, tokenizer=tokenizer, backend=kind)
+    if kind == "ensemble":
+        return Translator(ensemble([model, copy.deepcopy(model)], [tokenizer] * 2), tokenizer=tokenizer)
+    if kind == "packed":
+        model = copy.deepcopy(model)
+        engine.attach(model)
+    return Translator(model, tokenizer=tokenizer)
+
+
+def generated(model, tokenizer, text, **options):
+    """New tokens by transformers' own loop."""
+    return model.generate_by_transformers({**tokenizer([text], return_tensors="pt"), **options})[0, 1:].tolist()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import normalizers
+from tokenizers import AddedToken, normalizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, pipeline
 
 from hf_vanilla_transformer import Translator, evaluate
@@ -149,6 +149,26 @@ def test_languages_that_a_tokenizer_does_not_treat_as_special(opened):
         Translator(model, tokenizer=tokenizer)("A man.", src_lang="en", tgt_lang="de")
 
 
+@pytest.mark.parametrize("how", ["add_tokens", "add_special_tokens"])
+@pytest.mark.parametrize("kind", ["nllb", "mbart50", "mbart"])
+def test_a_language_may_be_added(opened, tmp_path, kind, how):
+    tokenizer, model = opened(kind)
+    tokenizer.add_tokens(["plain"])
+    added = {"add_tokens": [AddedToken("new_Latn", special=True)]}
+    added["add_special_tokens"] = {"extra_special_tokens": [*tokenizer.extra_special_tokens, "new_Latn"]}
+    getattr(tokenizer, how)(added[how])
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    translator, old = Translator(tmp_path), LANGUAGES[kind][0]
+    for source, target in (("new_Latn", old), (old, "new_Latn")):
+        wanted = by_hand(tokenizer, model, source, target, SOURCES, **FEW)
+        assert [one.strip() for one in translator(SOURCES, src_lang=source, tgt_lang=target, **FEW)] == wanted
+    number = tokenizer.convert_tokens_to_ids("new_Latn")
+    assert [one.strip() for one in translator(SOURCES, src_lang=old, **{FAMILY_OPTIONS[kind]: number}, **FEW)] == wanted
+    assert not {"plain", "<mask>", "</s>"} & known_languages(translator.tokenizer).keys()
+
+
 def test_a_source_language_has_to_be_given(opened):
     tokenizer, model = opened("nllb")
     del tokenizer.init_kwargs["src_lang"]  # as in published folders
@@ -232,15 +252,6 @@ def test_the_service_tells_each_request_its_languages(folders):
         assert asyncio.run(answers()) == wanted
         with pytest.raises(LanguagesError, match="eng_Latn-de: tgt_lang is 'de', but the model's languages are"):
             batcher_of(translator, [("eng_Latn", "de")], thread=thread)
-
-
-def test_the_service_splits_sentences_by_the_rules_of_their_language(folders):
-    pytest.importorskip("sentencex")
-    text = "Am 3. Oktober kam Dr. Meier. Er ging."
-    with ThreadPoolExecutor(1) as thread:
-        batcher = batcher_of(Translator(folders["nllb"]), [("deu_Latn", "eng_Latn")], thread=thread)
-    pieces = batcher._divide(text, "deu_Latn")
-    assert [one.text for one in pieces] == ["Am 3. Oktober kam Dr. Meier.", "Er ging."]
 
 
 def test_alternatives_of_the_service_are_searched_as_the_task_says(folders):

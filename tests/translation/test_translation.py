@@ -1,6 +1,5 @@
 """Many sentences through one model or an ensemble, against one at a time, plain beam search and cross-entropy."""
 
-import functools
 import math
 from types import SimpleNamespace
 
@@ -8,15 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from random_models import TEXTS, new_model
-from test_generation import gnmt_divisor, reference_beam_search
 from transformers import GenerationConfig
 from transformers.utils import ModelOutput
 
 from hf_vanilla_transformer import engine
-from hf_vanilla_transformer.engine.decoding.module import Module
-from hf_vanilla_transformer.engine.decoding.packed import Packed
-from hf_vanilla_transformer.engine.decoding.prepared import Averaged
-from hf_vanilla_transformer.plan_vanilla_transformer import Plan
 from hf_vanilla_transformer.translation.backend import Translation, batches
 from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.ensembles import ensemble
@@ -90,45 +84,6 @@ def test_n_best_lists_are_generates_own_sorted_by_score(model, tokenizer, monkey
         assert [one.score for one in row] == sorted((one.score for one in row), reverse=True)
         assert row[0].text == _alone(model, tokenizer, sentence, **options)[0]
         assert len({one.text for one in row}) == 2
-
-
-def test_scores_are_log_probabilities_over_the_papers_length_penalty():
-    tiny, tokenizer = new_model(9, seed=10, end=1.0), _NumberTokenizer(9)
-    (row,) = decode(tiny, tokenizer, ["3 4 5"], n_best=4, num_beams=4, gnmt_length_penalty=0.6, max_new_tokens=20)
-    # Text leaves out <pad> and <s>, and those that the limit cuts have no </s>.
-    whole = [one for one in row if len(one.text.split()) + 1 == one.num_tokens < 20]
-    assert len({one.num_tokens for one in whole}) > 1
-    for one in whole:
-        log_probability = -score_targets(tiny, tokenizer, ["3 4 5"], [one.text]).negative_log_probability
-        assert one.score == pytest.approx(log_probability / ((5 + one.num_tokens) / 6) ** 0.6, rel=1e-5)
-
-
-class _NumberTokenizer:
-    """Token ids written as text."""
-
-    content = ()  # of its fingerprint
-
-    def __init__(self, size):
-        self.size = size
-
-    def __call__(self, texts=None, text_target=None, **options):
-        return {"input_ids": [[*map(int, text.split()), 2] for text in texts or text_target]}
-
-    def pad(self, inputs, return_tensors):
-        rows = [torch.tensor(ids) for ids in inputs["input_ids"]]
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        return _OnDevice(input_ids=ids, attention_mask=(ids != 0).long())
-
-    def batch_decode(self, rows, skip_special_tokens):
-        return [" ".join(str(token) for token in row if token > 2) for row in rows]
-
-    def get_vocab(self):
-        return {str(token): token for token in range(self.size)}
-
-
-class _OnDevice(dict):
-    def to(self, device):
-        return self
 
 
 def test_a_translation_is_one_line_and_its_length_counts_up_to_the_end(model, tokenizer, monkeypatch):
@@ -226,55 +181,6 @@ def test_an_ensemble_ends_where_its_shortest_table_of_positions_does(model, toke
     members = [model, new_model(len(tokenizer), **sizes).eval()][::order]
     ((found,),) = decode(ensemble(members, [tokenizer, tokenizer]), tokenizer, ["nine"], suppress_tokens=[2])
     assert found.num_tokens == 19  # behind the start token
-
-
-EOS, VOCABULARY = 2, 9
-TINY_SOURCES = [[3, 4, 5, EOS], [8, EOS], [6, 6, 7, 3, 5, EOS]]
-
-
-def _tiny_members():
-    """Two models of 9 tokens."""
-    return [new_model(VOCABULARY, seed=10, end=1.0), new_model(VOCABULARY, seed=11, end=1.0, d_model=8)]
-
-
-class _Mean:
-    """What `reference_beam_search` asks of a model, of the mean of several models' probabilities."""
-
-    def __init__(self, members):
-        self.members = members
-
-    def __call__(self, **inputs):
-        probabilities = [one(**inputs).logits.softmax(dim=-1) for one in self.members]
-        return SimpleNamespace(logits=torch.stack(probabilities).mean(dim=0).log(), cache=None)
-
-
-@torch.inference_mode()
-def _search(prepared, beams):
-    """What an ensemble or a model finds: [(tokens, score)] of each source."""
-    plan = Plan.of(
-        {"num_beams": beams, "num_return_sequences": beams, "max_new_tokens": 7, "gnmt_length_penalty": 0.6},
-        {"decoder_start_token_id": 1, "eos_token_id": EOS, "pad_token_id": 0, "early_stopping": True},
-    )
-    inputs = _NumberTokenizer(VOCABULARY).pad({"input_ids": TINY_SOURCES}, "pt")
-    memory = prepared.encode(inputs["input_ids"], inputs["attention_mask"])
-    rows = prepared.search(plan, memory, inputs["attention_mask"], torch.ones(3, 1, dtype=torch.long), [7] * 3)
-    return [[(tuple(one.tokens), one.score) for one in own] for own in rows]
-
-
-@pytest.mark.parametrize("kind", [Packed, Module])
-@pytest.mark.parametrize("beams", [1, 2, 4])
-def test_the_search_of_an_ensemble_against_a_plain_one(beams, kind):
-    members = _tiny_members()
-    found = _search(Averaged([kind(one) for one in members]), beams)
-    divisor = functools.partial(gnmt_divisor, alpha=0.6)
-    for source, own in zip(TINY_SOURCES, found, strict=True):
-        expected = reference_beam_search(_Mean(members), source, beams, 7, divisor)
-        assert [tokens for tokens, _ in own] == [tokens for tokens, _ in expected]
-        if beams > 1:
-            assert [score for _, score in own] == pytest.approx([score for _, score in expected], abs=1e-5)
-    assert len({len(tokens) for own in found for tokens, _ in own}) > 1
-    for member in members:  # neither by itself finds the same
-        assert _search(kind(member), beams) != found
 
 
 # ---- What goes wrong ----

@@ -26,14 +26,13 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizerFast, engine
 from hf_vanilla_transformer.data.hub_names import HubError
+from hf_vanilla_transformer.documents.document import open_document, translate_document
 from hf_vanilla_transformer.errors import CheckpointError
 from hf_vanilla_transformer.translation import reading, register_pipeline
 from hf_vanilla_transformer.translation.attention import attention_of
 from hf_vanilla_transformer.translation.backend import Translation
 from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.evaluation import evaluate
-from hf_vanilla_transformer.translation.files import caller
-from hf_vanilla_transformer.translation.markup import translate_html
 from hf_vanilla_transformer.translation.pipeline import VanillaTranslationPipeline
 from hf_vanilla_transformer.translation.scoring import score_pairs
 from hf_vanilla_transformer.translation.translator import BACKENDS, DeviceError, Translator
@@ -155,8 +154,8 @@ CALLS = {
     "a call": lambda translator, **options: translator([], **options),
     "a stream": lambda translator, **options: translator.stream(iter(()), **options),
     "a plan": lambda translator, **options: translator.plan(**options),
-    "a page": lambda translator, **options: translate_html(translator, "", **options),
-    "a file": lambda translator, **options: caller(translator, ".txt", **options)([]),
+    "a page": lambda translator, **options: translate_document(translator, open_document("", ".html"), **options),
+    "a file": lambda translator, **options: translate_document(translator, open_document("", ""), **options),
     "a pipeline": lambda translator, **options: VanillaTranslationPipeline(
         translator.model, translator.tokenizer, device="cpu", **options
     )([]),
@@ -427,13 +426,6 @@ def test_a_loaded_model_has_the_engine(checkpoint, expected, compute_type):
         translator("it", compute_type="default")
 
 
-def test_a_translator_that_is_warmed_up(checkpoint, expected, backend):
-    translator = Translator(checkpoint, "cpu", backend=backend, warm_up=True)
-    if backend == "engine":
-        assert translator.model.engine.calls > 1
-        assert translator(TEXTS, **SHORT) == expected
-
-
 def test_a_loaded_model_has_the_engine_until_it_changes(translator, expected):
     model = translator.model
     model.train()
@@ -584,20 +576,3 @@ def test_the_pipeline_has_the_outputs_of_transformers_own(checkpoint, expected, 
     assert pipe(TEXTS[:1], num_return_sequences=1) == [{"translation_text": expected[0]}]
     assert [len(row) for row in pipe(["", ""], num_return_sequences=2)] == [1, 1]
     assert caplog.records == []
-
-
-# ---- The command ----
-def test_the_command_translates_paragraphs_and_into_a_language(many, checkpoint, vanilla_transformer, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    monkeypatch.setattr("hf_vanilla_transformer.engine.keep_freed_memory", lambda: None)
-    monkeypatch.setattr("hf_vanilla_transformer.cli.translate.load_translator", lambda *arguments, **options: many)
-    command = ["translate", "--model", checkpoint, "--max-new-tokens", 6]
-    expected = many(">>fra<< A man is riding.", **FEW).replace("\n", " ") + "\n"
-    assert vanilla_transformer(*command, "--tgt-lang", "fra", "A man is riding.")[:2] == (0, expected)
-    code, _, error = vanilla_transformer(*command, "A man is riding.")
-    assert (code, "doesn't say which; give tgt_lang" in error) == (2, True)
-    if reading.sentencex is not None:
-        two = "A man is riding. Who is the boy?"
-        expected = many(two, tgt_lang="fra", split_sentences="en", **FEW) + "\n"
-        command += ["--tgt-lang", "fra", "--split-sentences", "en"]
-        assert vanilla_transformer(*command, two)[:2] == (0, expected)

@@ -30,8 +30,7 @@ class Uncovered(Exception):  # noqa: N818  # no error: transformers' loop takes 
 def generate(model: PreTrainedModel, plan: Plan, arguments: Mapping[str, Any], prepared: Prepared) -> Output:
     """Decodes a call of `model.generate(**arguments)`, by a plan that `prepared` has nothing against.
 
-    Raises:
-        Uncovered: Its inputs are not what the engine takes, or transformers' loop refuses it or fills its output up.
+    `Uncovered`: the engine doesn't take its inputs, or transformers' loop refuses it or fills its output up.
     """
     device, streamer, arguments = prepared.device, arguments.get("streamer"), dict(arguments)
     model.mask_padding(plan, arguments)
@@ -122,9 +121,8 @@ class GreedySearchOutput(GenerateEncoderDecoderOutput):
 class BeamSearchOutput(GenerateBeamEncoderDecoderOutput):
     """What transformers' beam search returns, with alignments, and always with `sequences_scores`.
 
-    Attributes:
-        alignments: With `output_alignments`, how much each new token attends to each position of
-            the source, the mean of the last layer's heads, (B * num_return_sequences, T, S), 0 behind the end.
+    With `output_alignments`, `alignments` has how much each new token attends to each position of the source, the mean
+    of the last layer's heads, (B * num_return_sequences, T, S), 0 behind the end.
     """
 
     alignments: Tensor | None = None

@@ -50,12 +50,7 @@ class Bucket(NamedTuple):
 class Graph(Packed):
     """A model whose steps of decoding are captured. Calls take turns.
 
-    Args:
-        model: A model that `unsupported_reason` has nothing against.
-
-    Attributes:
-        budget: Bytes that all buckets may take together, a quarter of the GPU's memory; where they would take more,
-            those unused for longest are freed.
+    All buckets may take a `budget` of bytes, a quarter of the GPU's memory; the ones unused for longest are freed.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -139,17 +134,11 @@ class Graph(Packed):
 
 
 class Steps:
-    """The tensors of a bucket, and the steps that read and write them.
+    """The tensors of a bucket, and the steps that read and write them; without a `stream`, steps aren't captured.
 
     Caches never move. Keys of all beams of a sentence lie side by side, each beam is a query to all of them, and a mask
     leaves it its own past: a step reads each cache once. To copy caches as beams move would be to read and write them
     twice more at each step; to gather each beam's past for attention, once more.
-
-    Args:
-        weights: The model's.
-        bucket: The shapes.
-        plan: One of the plans of this bucket.
-        stream: Where steps are captured; None: they aren't.
     """
 
     def __init__(self, weights: Weights, bucket: Bucket, plan: Plan, stream: torch.cuda.Stream | None) -> None:
@@ -284,7 +273,6 @@ class Steps:
         return logits
 
     def _choose_the_best(self, logits: Tensor) -> None:
-        """Takes the most probable token of each sentence."""
         tokens, beams = self._bar(logits).argmax(dim=-1), self.beams
         ended = torch.isin(tokens, self.ends) | (beams.limits <= self.position + 1)
         beams.active.logical_and_(~ended)
@@ -292,7 +280,6 @@ class Steps:
         self.codes.index_copy_(0, self.position, tokens.view(1, -1, 1))
 
     def _choose_by_beams(self, logits: Tensor) -> None:
-        """Takes the best continuations of each sentence's beams."""
         length, divided_by = self.position + 1, self.divisors.index_select(0, self.position)
         candidates = self._candidates(logits)
         beams, tokens, codes, parents = search.advance(
@@ -344,13 +331,11 @@ def rounded_up(length: int) -> int:
 def capture(
     step: Callable[[], None], changed: Sequence[Tensor], stream: torch.cuda.Stream, pool: Any
 ) -> torch.cuda.CUDAGraph:
-    """Captures a step as a CUDA graph, and leaves what it changes as it is.
+    """Captures a step, which only starts kernels on tensors that stay in place, as a CUDA graph.
 
-    Args:
-        step: Starts kernels that read and write tensors that stay in place, and does nothing else.
-        changed: What is put back after the steps of the warm-up. What they write elsewhere, a replay writes again.
-        stream: Where to run and to capture it: libraries keep memory for each stream, so it has to be the same one.
-        pool: Where tensors that live within the step lie; graphs may share it that aren't replayed at the same time.
+    What is `changed` is put back after the steps of the warm-up; what they write elsewhere, a replay writes again. It
+    runs and captures on one stream, as libraries keep memory for each. Graphs may share the `pool`, where tensors that
+    live within the step lie, if they aren't replayed at the same time.
     """
     with torch.cuda.device(stream.device):
         before = [one.clone() for one in changed]

@@ -14,8 +14,7 @@ from .prepared import Prepared
 class Module(Prepared):
     """A model that computes with its own modules: adapters, hooks, quantized weights and all kernels of attention.
 
-    Args:
-        model: An encoder-decoder of transformers in evaluation mode; attention is shown by this package's alone.
+    It is an encoder-decoder of transformers in evaluation mode; attention is shown by this package's alone.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -34,14 +33,7 @@ class Module(Prepared):
 
 
 class ModuleDecoder:
-    """A batch's decoder: the cache holds keys and values of each row.
-
-    Args:
-        model: The model.
-        memory: The encoder's output, (B, S, d_model).
-        memory_mask: (B, S), 0 for padding; None: there is none.
-        keeps_attention: Whether to keep `attention`.
-    """
+    """A batch's decoder: the cache holds keys and values of each row. Arguments are those of `PackedDecoder`."""
 
     def __init__(
         self, model: PreTrainedModel, memory: Tensor, memory_mask: Tensor | None, keeps_attention: bool = False

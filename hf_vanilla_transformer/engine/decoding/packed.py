@@ -31,11 +31,7 @@ class FoldedAttention:
     softmax(x (W^Q K^T)) (V W^O) is two small products for each step, in place of two of (d_model, d_model) and two for
     each head: less to read, as long as h S <= d_model, and half as many operators.
 
-    Args:
-        cross: The module.
-        keys: Of the sentence, (h, S, d_k).
-        values: (h, S, d_v).
-        mask: Added to the scores, (h, S); None: there is no padding.
+    Keys are (h, S, d_k), values (h, S, d_v); the mask, (h, S), is added to the scores; None: there is no padding.
     """
 
     def __init__(self, cross: Any, keys: Tensor, values: Tensor, mask: Tensor | None) -> None:
@@ -58,12 +54,7 @@ class FoldedAttention:
 
 
 class Packed(Prepared):
-    """A model whose weights are fused and packed.
-
-    Args:
-        model: A model that `unsupported_reason` has nothing against.
-        is_int8: Whether to round its weights to 8 bits.
-    """
+    """A model that `unsupported_reason` has nothing against; its weights are fused, packed and, if asked, in 8 bits."""
 
     def __init__(self, model: PreTrainedModel, is_int8: bool = False) -> None:
         self.weights = Weights(model, is_int8)
@@ -91,22 +82,14 @@ class Packed(Prepared):
 
 
 class PackedDecoder:
-    """A decoder with its caches for a batch: each row is one hypothesis, and each sentence has equally many rows.
-
-    Args:
-        weights: The decoder's weights.
-        memory: The encoder's output, (B, S, d_model).
-        memory_mask: (B, S), 0 for padding; None: there is none. Each sentence has at least one position.
-        beams: Rows that a sentence will have at most. It begins with one.
-        keep_attention: Whether to keep `attention`.
-    """
+    """A decoder with its caches for a batch: each row is one hypothesis, and each sentence has equally many rows."""
 
     def __init__(
         self,
         weights: Weights,
-        memory: Tensor,
-        memory_mask: Tensor | None = None,
-        beams: int = 1,
+        memory: Tensor,  # the encoder's output, (B, S, d_model)
+        memory_mask: Tensor | None = None,  # (B, S), 0 for padding; each sentence has a position
+        beams: int = 1,  # rows that a sentence will have at most; it begins with one
         keep_attention: bool = False,
     ) -> None:
         self.weights, self.keep_attention = weights.decoder, keep_attention

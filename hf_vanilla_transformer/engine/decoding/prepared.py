@@ -14,17 +14,11 @@ from .search import Decoder, Hypothesis, beam_search, greedy_search
 
 
 class Prepared(ABC):
-    """A model, prepared for decoding.
-
-    Attributes:
-        device: Where it computes.
-        vocab_size: V, of the target.
-        is_exact: Whether it computes what the model's own modules do, but for rounding.
-    """
+    """A model, prepared for decoding."""
 
     device: torch.device
-    vocab_size: int
-    is_exact: bool = True
+    vocab_size: int  # V, of the target
+    is_exact: bool = True  # it computes what the model's own modules do, but for rounding
 
     def unsupported(self, plan: Plan) -> str | None:
         """Says which setting of a plan it lacks and why, or None."""
@@ -52,26 +46,14 @@ class Prepared(ABC):
 
     def search(
         self,
-        plan: Plan,
-        memory: Any,
-        attention_mask: Tensor | None,
-        prompts: Tensor,
-        max_new_tokens: Sequence[int],
-        on_token: Callable[[int], object] | None = None,
+        plan: Plan,  # `unsupported` has nothing against it
+        memory: Any,  # what `encode` returned
+        attention_mask: Tensor | None,  # (B, S), 0 for padding
+        prompts: Tensor,  # what each target begins with, (B, P), the start token first
+        max_new_tokens: Sequence[int],  # of each sentence, from 1 up
+        on_token: Callable[[int], object] | None = None,  # for one sentence, greedily
     ) -> list[list[Hypothesis]]:
-        """Searches for the translations of a batch.
-
-        Args:
-            plan: A plan that `unsupported` has nothing against.
-            memory: What `encode` returned.
-            attention_mask: (B, S), 0 for padding; None: there is none.
-            prompts: What each target begins with, (B, P), the start token first.
-            max_new_tokens: Longest translation of each sentence, from 1 up.
-            on_token: Called with each token of a greedy search for one sentence.
-
-        Returns:
-            The hypotheses of each sentence, the best first.
-        """
+        """Searches for the translations of a batch: hypotheses of each sentence, the best first."""
         decoder = self.decoder(memory, attention_mask, plan)
         process = score_processor(plan, self.vocab_size, prompts, max(max_new_tokens))
         if plan.num_beams > 1:
@@ -80,11 +62,7 @@ class Prepared(ABC):
 
 
 class Averaged(Prepared):
-    """Several models as one: at each step, its probabilities are the mean of theirs.
-
-    Args:
-        members: The models, on one device, of one vocabulary.
-    """
+    """Models of one device and vocabulary as one: at each step, its probabilities are the mean of theirs."""
 
     def __init__(self, members: Sequence[Prepared]) -> None:
         self.members = members

@@ -18,7 +18,7 @@ def least(plan: Plan, prompt_length: int) -> int:
 
 def barred(plan: Plan, vocab_size: int, prompt_length: int) -> list[list[int]]:
     """Returns the tokens that are barred always, in the first step, and before the least length."""
-    words = [word[0] for word in plan.barred_words if len(word) == 1 and word[0] not in plan.ends]  # as transformers
+    words = [word[0] for word in plan.barred_words if len(word) == 1]
     ends = plan.ends if least(plan, prompt_length) else ()
     groups = ((*plan.barred, *words), plan.barred_at_begin, ends)
     return [[token for token in group if token < vocab_size] for group in groups]
@@ -33,12 +33,7 @@ def score_processor(plan: Plan, vocab_size: int, prompts: Tensor, longest: int) 
     """Returns what changes the scores of a step, (rows, V), to what transformers makes of them; None: nothing.
 
     Barred tokens are filled in place: copies of all scores, as transformers makes them, take up to a third of a step.
-
-    Args:
-        plan: A plan that forces no token that it bars.
-        vocab_size: V.
-        prompts: (B, P).
-        longest: New tokens at most.
+    The plan forces no token that it bars; prompts are (B, P), and `longest` is new tokens at most.
     """
     device, begin = prompts.device, prompts.shape[1]
     first = begin + (begin == 1 and plan.forced_begin is not None)  # the length at which tokens are barred as the first
@@ -49,7 +44,7 @@ def score_processor(plan: Plan, vocab_size: int, prompts: Tensor, longest: int) 
     if plan.no_repeat_ngram_size:
         steps.append(logits_process.NoRepeatNGramLogitsProcessor(plan.no_repeat_ngram_size))
     if words := other_words(plan, vocab_size):
-        steps.append(logits_process.NoBadWordsLogitsProcessor(words, list(plan.ends)))
+        steps.append(logits_process.NoBadWordsLogitsProcessor(words))
     for tokens, between in zip(barred(plan, vocab_size, begin), lengths, strict=True):
         if tokens:
             steps.append(partial(_bar, torch.tensor(tokens, device=device), between))

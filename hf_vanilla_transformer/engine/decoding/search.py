@@ -22,15 +22,10 @@ ScoreProcessor = Callable[[Tensor, Tensor], Tensor]
 
 
 class Decoder(Protocol):
-    """A batch that is decoded step by step: rows are hypotheses, equally many for each sentence, in their order.
+    """A batch that is decoded step by step: rows are hypotheses, equally many for each sentence, in their order."""
 
-    Attributes:
-        attention: What each row attended to in the last step, (rows, S); None: it isn't kept.
-        keeps_places: Whether a beam had better stay in the row of the beam that it continues.
-    """
-
-    attention: Tensor | None
-    keeps_places: bool
+    attention: Tensor | None  # what each row attended to in the last step, (rows, S); None: it isn't kept
+    keeps_places: bool  # whether a beam had better stay in the row of the beam that it continues
 
     def step(self, tokens: Tensor) -> Tensor:
         """Advances by one position, with the token of each row, (rows,); returns logits of the next, (rows, V)."""
@@ -42,19 +37,12 @@ class Decoder(Protocol):
 
 
 class Hypothesis(NamedTuple):
-    """A translation that a search has found.
+    """A translation that a search has found."""
 
-    Attributes:
-        tokens: Its tokens, with the end but without the prompt.
-        score: Its log-probability divided by the length penalty, plus the coverage penalty; of a greedy search None.
-        beams: The rank, before each token, of the beam that it continues, among its sentence's.
-        attention: What each token attended to, (T, S); None: it isn't kept.
-    """
-
-    tokens: list[int]
-    score: float | None = None
-    beams: Sequence[int] = ()
-    attention: Tensor | None = None
+    tokens: list[int]  # with the end but without the prompt
+    score: float | None = None  # log-probability / length penalty + coverage penalty; None: of a greedy search
+    beams: Sequence[int] = ()  # the rank, before each token, of the beam that it continues, in its sentence
+    attention: Tensor | None = None  # what each token attended to, (T, S); None: it isn't kept
 
 
 class Beams(NamedTuple):
@@ -62,27 +50,16 @@ class Beams(NamedTuple):
 
     A choice is a continuation: the place of a beam, times V, plus the next token. A code is what happened to a beam in
     a step: the choice, times K, plus the rank of the beam that it continues.
-
-    Attributes:
-        scores: Log-probability of each running beam, (B, K), or (B, 1) before the first step; -inf: there is none.
-        ranks: Their ranks among their sentence's, from 0 up.
-        limits: The longest hypothesis of each sentence, (B,).
-        bounds: What a score is divided by at least by the time that its sentence ends, (B,); for `early_stopping`
-            "never".
-        active: Whether the search for each sentence goes on, (B,).
-        finished_scores: Of the K best hypotheses so far, the best first, (B, K); -inf: there are fewer.
-        finished_codes: Of their last steps.
-        finished_steps: The numbers of these steps, from 0 up.
     """
 
-    scores: Tensor
-    ranks: Tensor
-    limits: Tensor
-    bounds: Tensor
-    active: Tensor
-    finished_scores: Tensor
-    finished_codes: Tensor
-    finished_steps: Tensor
+    scores: Tensor  # log-probabilities of running beams, (B, K), or (B, 1) before the first step; -inf: none
+    ranks: Tensor  # their ranks among their sentence's, from 0 up
+    limits: Tensor  # the longest hypothesis of each sentence, (B,)
+    bounds: Tensor  # for `early_stopping` "never": the divisors of scores at the limits, (B,)
+    active: Tensor  # whether the search for each sentence goes on, (B,)
+    finished_scores: Tensor  # of the K best hypotheses so far, the best first, (B, K); -inf: there are fewer
+    finished_codes: Tensor  # of their last steps
+    finished_steps: Tensor  # the numbers of these steps, from 0 up
 
     @classmethod
     def start(cls, plan: Plan, limits: Tensor, width: int = 1) -> "Beams":
@@ -117,36 +94,21 @@ def num_candidates(plan: Plan) -> int:
 def advance(
     plan: Plan,
     beams: Beams,
-    candidates: tuple[Tensor, Tensor],
+    candidates: tuple[Tensor, Tensor],  # log-probabilities, descending, and choices, (B, `num_candidates` or less)
     vocab_size: int,
-    ends: Tensor,
-    limited: Tensor | None,
-    length: int | Tensor,
-    divided_by: float | Tensor,
-    coverage: Tensor | None = None,
+    ends: Tensor,  # tokens that end a hypothesis, (E,)
+    limited: Tensor | None,  # which sentences are at their limit, (B,); None: none is
+    length: int | Tensor,  # tokens of each hypothesis with this step's
+    divided_by: float | Tensor,  # the divisor of their log-probabilities
+    coverage: Tensor | None = None,  # the coverage penalty of each row, (B, K or 1), a number up to 0
     *,
-    looks: bool = False,
-    keeps_places: bool = False,
+    looks: bool = False,  # whether values may be looked at, to leave out what isn't needed
+    keeps_places: bool = False,  # as a decoder's
 ) -> tuple[Beams, Tensor, Tensor, Tensor]:
     """Takes the best continuations of all sentences' beams: a step of section 6.1.
 
-    Args:
-        plan: How to search.
-        beams: Where the searches stand.
-        candidates: The best continuations of each sentence: log-probabilities, in descending order, and choices, (B, C)
-            of at most `num_candidates`.
-        vocab_size: V.
-        ends: Tokens that end a hypothesis, (E,).
-        limited: Which sentences are at their limit, (B,); None: none is.
-        length: Tokens of each hypothesis with this step's.
-        divided_by: The divisor of their log-probabilities.
-        coverage: The coverage penalty of each row, (B, K or 1), a number up to 0.
-        looks: Whether values may be looked at, to leave out what isn't needed.
-        keeps_places: As a decoder's.
-
-    Returns:
-        Where the searches stand then; and for each beam, (B, K), its token, its code, and the place of the beam that it
-        continues.
+    Returns where the searches stand then; and for each beam, (B, K), its token, its code, and the place of the beam
+    that it continues.
     """
     num_beams, (scores, choices) = plan.num_beams, candidates
     if (missing := num_candidates(plan) - scores.shape[1]) > 0:  # a vocabulary too small for all candidates
@@ -203,10 +165,9 @@ def _going_on(scores: Tensor, choices: Tensor, ended: Tensor, num_beams: int) ->
 
 
 def _ranks_by_place(parents: Tensor) -> Tensor:
-    """Gives each beam, by the places of their parents, (B, K) by rank, a place: its parent's, if it is the first there.
+    """Returns the rank of the beam at each place, (B, K), from the places of their parents, (B, K) by rank.
 
-    Returns:
-        The rank of the beam at each place, (B, K).
+    A beam gets the place of its parent, if it is the first there.
     """
     found = []
     for row in parents.tolist():  # on a CPU, where a loop takes less time than the tensor operations in its place
@@ -231,12 +192,7 @@ def coverage_penalty(beta: float, covered: Tensor) -> Tensor:
 
 
 class History:
-    """The codes of all steps, or the tokens of a greedy search, and what was attended to.
-
-    Args:
-        num_sentences: B.
-        num_beams: K.
-    """
+    """The codes of all steps, or the tokens of a greedy search, and what was attended to."""
 
     def __init__(self, num_sentences: int, num_beams: int) -> None:
         self.num_sentences, self.num_beams = num_sentences, num_beams
@@ -267,17 +223,9 @@ class History:
 def trace(
     beams: Beams, codes: Tensor, count: int, vocab_size: int, attention: Tensor | None = None
 ) -> list[list[Hypothesis]]:
-    """Traces hypotheses back, for all sentences at once.
+    """Traces hypotheses back, for all sentences at once: at most `count` of each, the best first.
 
-    Args:
-        beams: What the sentences have found.
-        codes: Of all steps, (T, B, K); or of the first sentences.
-        count: Hypotheses of a sentence at most.
-        vocab_size: V.
-        attention: What the beams attended to in each step, (T, B, K, S), if it is asked for.
-
-    Returns:
-        The hypotheses of each sentence, the best first.
+    Codes of all steps are (T, B, K), or of the first sentences; attention, if it is asked for, is (T, B, K, S).
     """
     by_step = codes.cpu().numpy()
     length, sentences, num_beams = by_step.shape
@@ -302,11 +250,7 @@ def cut(
 ) -> list[list[Hypothesis]]:
     """Cuts what a greedy search has found behind each sentence's end or at its limit; steps may have gone beyond.
 
-    Args:
-        tokens: Of all steps, (T, B).
-        plan: Its ends.
-        max_new_tokens: The limit of each sentence.
-        attention: What each token attended to, (T, B, 1, S), if it is asked for.
+    Tokens of all steps are (T, B); attention, if it is asked for, is (T, B, 1, S).
     """
     found = []
     for sentence, (row, limit) in enumerate(zip(tokens.t().tolist(), max_new_tokens, strict=True)):
@@ -319,26 +263,17 @@ def cut(
 
 @torch.no_grad()
 def beam_search(
-    decoder: Decoder,
-    prompts: Tensor,
-    max_new_tokens: Sequence[int],
+    decoder: Decoder,  # with a row for each sentence
+    prompts: Tensor,  # what each hypothesis begins with, (B, P)
+    max_new_tokens: Sequence[int],  # of each sentence, from 1 up
     plan: Plan,
     process: ScoreProcessor | None = None,
-    attention_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,  # (B, S), 0 for padding, which needs no coverage
 ) -> list[list[Hypothesis]]:
-    """Searches for the translations of a batch, each sentence by itself.
+    """Searches for the best hypotheses of each sentence by itself: `num_hypotheses`, or as many as there are.
 
-    Args:
-        decoder: With a row for each sentence.
-        prompts: What each hypothesis begins with, (B, P).
-        max_new_tokens: Longest hypothesis of each sentence, from 1 up.
-        plan: How to search: its beams, penalties, ends, number of hypotheses and alignments.
-        process: Changes log-probabilities, (rows, V), in view of tokens so far, (rows, length); row by row. The
-            tensor's memory is used again in the next step.
-        attention_mask: Of the sources, (B, S), 0 for padding, which needs no coverage; None: there is none.
-
-    Returns:
-        For each sentence the best hypotheses, `num_hypotheses` or as many as there are.
+    `process` changes log-probabilities, (rows, V), in view of tokens so far, (rows, length), row by row. The tensor's
+    memory is used again in the next step.
     """
     device, on_cpu = prompts.device, prompts.device.type == "cpu"
     tokens, covered = _read(prompts, decoder)  # how much was attended to each position of the source, (rows, S)
@@ -413,22 +348,10 @@ def greedy_search(
     prompts: Tensor,
     max_new_tokens: Sequence[int],
     plan: Plan,
-    process: ScoreProcessor | None = None,
-    on_token: Callable[[int], object] | None = None,
+    process: ScoreProcessor | None = None,  # changes logits
+    on_token: Callable[[int], object] | None = None,  # for a batch of one sentence
 ) -> list[list[Hypothesis]]:
-    """Takes the most probable token at each step.
-
-    Args:
-        decoder: As in `beam_search`, like the others.
-        prompts: What each translation begins with, (B, P).
-        max_new_tokens: Longest translation of each sentence, from 1 up.
-        plan: Its ends and alignments.
-        process: Changes logits.
-        on_token: Called with each token of a batch of one sentence.
-
-    Returns:
-        For each sentence its hypothesis, without a score.
-    """
+    """Takes the most probable token at each step: for each sentence one hypothesis, without a score."""
     device, looks = prompts.device, prompts.device.type == "cpu" or on_token is not None
     ends = torch.tensor(plan.ends, dtype=torch.long, device=device)
     limits, soonest = torch.tensor(max_new_tokens, device=device), min(max_new_tokens)

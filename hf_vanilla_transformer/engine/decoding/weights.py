@@ -13,12 +13,7 @@ from .linear import Linear, kind_of_linear
 
 
 class Weights:
-    """What decoding needs of a model, fused and packed.
-
-    Args:
-        model: A model that `unsupported_reason` has nothing against.
-        is_int8: Whether to round them to 8 bits.
-    """
+    """What decoding needs of a supported model: weights that are fused, packed and, if asked, in 8 bits."""
 
     def __init__(self, model: PreTrainedModel, is_int8: bool = False) -> None:
         weight = model.lm_head.weight
@@ -89,16 +84,10 @@ def through_layers(
     attend: Callable[[int, Tensor], Tensor],
     attend_to_memory: Callable[[int, Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Takes embedded tokens through the layers of a stack (section 3.1).
+    """Takes embedded tokens, (rows, d_model), through the layers of a stack (section 3.1).
 
-    Args:
-        stack: The encoder's or the decoder's weights.
-        x: (rows, d_model).
-        attend: Of a layer's number and its input, the heads' output side by side, (rows, h d_v).
-        attend_to_memory: Of a layer's number, its input and a residual: attention and residual, (rows, d_model).
-
-    Returns:
-        The stack's output, (rows, d_model).
+    `attend` gives, for a layer's number and its input, the heads' output side by side, (rows, h d_v);
+    `attend_to_memory`, for number, input and residual, attention and residual, (rows, d_model).
     """
     for number, layer in enumerate(stack.layers):
         if stack.pre_norm:

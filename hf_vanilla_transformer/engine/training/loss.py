@@ -13,33 +13,20 @@ ROWS_ON_CUDA = 8192
 
 
 def projected_cross_entropy(
-    hidden: Tensor,
-    projection: nn.Linear,
-    labels: Tensor,
-    num_items_in_batch: Tensor | int | None = None,
+    hidden: Tensor,  # (B, T, d_model)
+    projection: nn.Linear,  # its weight is (V, d_model)
+    labels: Tensor,  # (B, T), -100 where there is no target
+    num_items_in_batch: Tensor | int | None = None,  # of the complete batch; None: of `labels`
     label_smoothing: float = 0.0,
-    chunk: Any = None,
+    chunk: Any = None,  # `loss_of_chunk`, compiled or not, for batches of one shape
 ) -> Tensor:
     """Computes the model's `label_smoothed_cross_entropy(projection(hidden), labels, ...)`, some targets at a time.
 
-    Only real targets are projected, and each chunk's gradients are computed with its loss: nothing of size (B T, V) is
-    kept. Under autocast, products are in its type, everything else is in float32.
+    Only real targets are projected (with `chunk`, all positions), and each chunk's gradients are computed with its
+    loss: nothing of size (B T, V) is kept. Under autocast, products are in its type, everything else is in float32.
 
-    Args:
-        hidden: The decoder's output, (B, T, d_model).
-        projection: To the vocabulary; its weight is (V, d_model).
-        labels: (B, T), -100 where there is no target.
-        num_items_in_batch: Targets of the complete batch, of which this may be a part (gradient accumulation, several
-            processes); None: those of `labels`.
-        label_smoothing: eps_ls.
-        chunk: `loss_of_chunk`, compiled or not, for batches of one shape, all positions of which are projected.
-
-    Returns:
-        The loss in float32 (float64 for such weights); 0 where there is no target. It can be differentiated once, by
-        one backward pass; more raise a RuntimeError.
-
-    Raises:
-        IndexError: A label is outside of the vocabulary.
+    The loss is in float32 (float64 for such weights), 0 where there is no target. It can be differentiated once, by one
+    backward pass; more raise a RuntimeError. Without `chunk`, a label outside of the vocabulary raises an IndexError.
     """
     real = labels != -100
     items = real.sum() if num_items_in_batch is None else num_items_in_batch

@@ -33,10 +33,7 @@ class PackedForward:
 
     In a packed batch, `encoder_attention_mask`, (R, S), and `decoder_attention_mask`, (R, T), have the number of each
     token's pair in its row, from 1, or 0 for filler. Without a PackedForward, models take no `encoder_attention_mask`.
-
-    Args:
-        model: The complete model.
-        compiled: Options of torch.compile, for the layers and the loss; None: they aren't compiled.
+    `compiled` has options of torch.compile, for the layers and the loss; None: they aren't compiled.
     """
 
     def __init__(self, model: Model, compiled: Mapping[str, Any] | None = None) -> None:

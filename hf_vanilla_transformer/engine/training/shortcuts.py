@@ -36,14 +36,12 @@ def training_shortcuts(model: nn.Module, compiled: Mapping[str, Any] | None = No
     - attention by "sdpa" is computed in float32 where it would be in bfloat16.
 
     On every device, the model takes packed batches (`data.packing`); on CUDA their loss is computed in chunks too, and
-    their attention by FlexAttention in place of "sdpa".
+    their attention by FlexAttention in place of "sdpa". `compiled` has options of `torch.compile` for the layers and
+    the loss of packed batches; None: they aren't compiled.
 
     Everything else is the model's own code. Hooks on all modules and replaced functions or classes of torch and
-    transformers aren't noticed. Copies that are made inside keep the shortcuts. May be nested.
-
-    Args:
-        model: The paper's model, or a module that contains one; subclasses and others are left as they are.
-        compiled: Options of `torch.compile` for the layers and the loss of packed batches; None: they aren't compiled.
+    transformers aren't noticed. Copies that are made inside keep the shortcuts. May be nested. `model` is the paper's
+    model, or a module that contains one; subclasses and others are left as they are.
     """
     with _switched(model, True, compiled):
         yield
@@ -51,11 +49,7 @@ def training_shortcuts(model: nn.Module, compiled: Mapping[str, Any] | None = No
 
 @contextmanager
 def paused_shortcuts(model: nn.Module) -> Iterator[None]:
-    """Takes the shortcuts out for a while.
-
-    Args:
-        model: As for `training_shortcuts`; one without shortcuts is left as it is.
-    """
+    """Takes the shortcuts out for a while; a model without shortcuts is left as it is."""
     with _switched(model, False):
         yield
 

@@ -1,11 +1,14 @@
 """Many files: what each format becomes, what is recorded, and what a second start does."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hf_vanilla_transformer.data.formats import CorpusError
-from hf_vanilla_transformer.translation.files import ERRORS, FileJob, file_jobs, outcomes, write
+from hf_vanilla_transformer.documents.document import translate_document
+from hf_vanilla_transformer.documents.files import ERRORS, FileJob, file_jobs, parts_of, write
 
 
 def capitals(texts: list[str]) -> list[str]:
@@ -22,8 +26,11 @@ def capitals(texts: list[str]) -> list[str]:
     return [text.upper() for text in texts]
 
 
-def translated(job: FileJob) -> list[int]:
-    return list(write(job, lambda rows: outcomes(capitals, rows)))
+def translated(job: FileJob, translator: Callable[[list[str]], list[str]] = capitals) -> int:
+    """Writes a file of rows; returns the number of bytes that were read."""
+    places = []
+    write(job, parts_of(job, partial(translate_document, translator), places.append))
+    return sum(places)
 
 
 def errors_of(job: FileJob) -> list[tuple[int, str]]:
@@ -41,8 +48,8 @@ def job(tmp_path: Path) -> Iterator[FileJob]:
 def test_text(job) -> None:
     one = job("a.txt")
     one.source.write_bytes(b"\xef\xbb\xbfone\r\ntwo\n\nbad \xff\n\xef\xbb\xbflast")
-    assert translated(one)[-1] == one.source.stat().st_size
-    assert one.output.read_bytes() == b"ONE\n\n\n\n\xef\xbb\xbfLAST\n"
+    assert translated(one) == one.source.stat().st_size
+    assert one.output.read_bytes() == b"\xef\xbb\xbfONE\r\n\n\n\n\xef\xbb\xbfLAST"
     assert errors_of(one) == [(2, "two is refused"), (4, "not UTF-8 (byte 0xff at 5)")]
 
 
@@ -56,32 +63,46 @@ def test_compressed_text_has_the_same_bytes_each_time(job) -> None:
 
 
 def test_tables_get_a_column(job) -> None:
-    tsv, lines, table = job("a.TSV"), job("a.jsonl"), job("a.parquet")
-    tsv.source.write_text("id\ttext\n1\tone\n2\n")
-    lines.source.write_text(
-        '{"text": "one", "n": "\\ud83d"}\n{bad\n{"text": 5}\n{"text": "a\\nb"}\n{"text": "", "n": 1e400}\n'
-    )
+    tsv, table = job("a.TSV"), job("a.parquet")
+    tsv.source.write_bytes(b"\xef\xbb\xbfid\ttext\r\n1\tone\r\n2\r\n\xff\tone\n")
     times = pa.array([1, 86_399_000_000_001], pa.time64("ns"))  # beyond Python's microseconds
     pq.write_table(pa.table({"n": times, "text": ["one", None]}), table.source)
-    for each in (tsv, lines, table):
+    for each in (tsv, table):
         translated(each)
-    assert tsv.output.read_text() == "id\ttext\ttranslation\n1\tone\tONE\n\t\t\n"
-    assert errors_of(tsv) == [(3, "1 columns, not 2")]
-    assert [json.loads(line).get("translation") for line in lines.output.open()] == ["ONE", "", "", "A\nB", ""]
-    assert lines.output.read_text().startswith('{"text": "one", "n": "\\ud83d", ')
-    assert [row for row, _ in errors_of(lines)] == [2, 3, 5]
+    expected = b"\xef\xbb\xbfid\ttext\ttranslation\r\n1\tone\tONE\r\n2\t\r\n\xff\tone\t\n"
+    assert tsv.output.read_bytes() == expected
+    assert errors_of(tsv) == [(3, "1 columns, not 2"), (4, "not UTF-8 (byte 0xff at 1)")]
     written = {"n": times, "text": ["one", None], "translation": ["ONE", ""]}
     assert pq.read_table(table.output).equals(pa.table(written))
+    assert errors_of(table) == [(2, "'text' is no text")]
+
+
+def test_rows_of_json_keep_all_that_they_have(job) -> None:
+    one = job("a.jsonl")
+    rows = [
+        ('{"text": "one", "n": "\\ud83d", "x": 1.0e5, "x": 12345678901234567890}', "ONE"),
+        ('{ "n": NaN, "text":"a\\nb" }', "A\\nB"),
+        ('{"text": "two", "n": 1}', ""),
+        ('{"n": 1, "text": 5}', None),
+        ('{"text": "one", "translation": "uno"}', None),
+        ("{bad", None),
+        ("", None),
+        ('["text"]', None),
+    ]
+    one.source.write_text("".join(f"{row}\r\n" for row, _ in rows), newline="")
+    translated(one)
+    expected = [row if new is None else f'{row[:-1].rstrip()}, "translation": "{new}"}}' for row, new in rows]
+    assert one.output.read_bytes().decode().split("\r\n")[:-1] == expected
+    assert [row for row, _ in errors_of(one)] == [3, 4, 5, 6, 8]  # a blank line is no row
 
 
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
         ("a.gz", gzip.compress(b"one\n" * 9_999, mtime=0)[:-9], "can't be read"),
-        ("b.gz", b"plain", "can't be read"),
         ("c.parquet", b"PAR1", "can't be read"),
         ("e.tsv", b"text\ttranslation\n", "has a column 'translation' already"),
-        ("j.html", b"<p>\xff", "can't be read"),
+        ("j.html", b"<p>\xff", r"j\.html: not UTF-8 \(byte 0xff at 4\); convert it"),
         ("d.tsv", b"source\ttarget\n", "has no column 'text'; there are 'source', 'target'"),
         ("h.tsv", b"text\ttext\n", "has several columns 'text'"),
         ("i.txt", "one\n".encode("utf-16"), "the file is UTF-16, not UTF-8"),
@@ -95,40 +116,33 @@ def test_a_damaged_file_leaves_no_output(job, name: str, content: bytes, problem
     assert list(one.output.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["f.csv", "g.txt.xz", "README.md", "a.XLIFF.gz", "a.txt.errors.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["f.csv", "g.txt.xz", "README.md", "a.XLIFF.gz", "a.lrc", "a.sbv", "a.sub", "a.txt.errors.jsonl"]
+)
 def test_other_formats_are_refused_at_once(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"text\none\n")
     with pytest.raises(CorpusError, match=r"--format text|have the name of the report on a\.txt"):
         file_jobs([tmp_path], tmp_path / "out")
 
 
-SRT = (
-    b"\xef\xbb\xbf1\r\n00:00:01,000 --> 00:00:02,500 X1:40\r\n<i>one\r\nthree</i>\r\n\r\n2\r\n"
-    b"00:00:03,000 --> 00:00:04,000\r\n- {\\an8}seven\r\n- two\r\n\r\nstray\r\n\r\n"
-    b"3\r\n00:00:05,000 --> 00:00:06,000\r\nlast"
-)
-VTT = (
-    b"WEBVTT - a title\n\nSTYLE\n::cue { color: red }\n\nNOTE one\n\nan id\n00:01.000 --> 00:02.000 align:start\n"
-    b"<v Roger>one &amp; <b>three</b>\n\n00:03.000 --> 00:04.000\n" + b"seven eleven " * 6 + b"\n"
-)
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_files_first_bytes_say_how_it_is_read(job, compress: Callable[[bytes], bytes]) -> None:
+    one = job("a.txt")
+    one.source.write_bytes(compress(b"one\nthree\n"))
+    translated(one)
+    assert one.output.read_bytes() == b"ONE\nTHREE\n"
 
 
-def test_subtitles_are_translated_by_their_cues(job) -> None:
-    srt, vtt = job("a.srt"), job("a.VTT")
-    srt.source.write_bytes(SRT)
-    vtt.source.write_bytes(VTT)
-    for each in (srt, vtt):
-        translated(each)
-    spoken = ((b"one\r\nthree", b"ONE THREE"), (b"seven", b"SEVEN"), (b"two", b""), (b"last", b"LAST"))
-    expected = SRT
-    for before, after in spoken:
-        expected = expected.replace(before, after)
-    assert srt.output.read_bytes() == expected
-    assert errors_of(srt) == [(9, "two is refused"), (11, "no part of a cue")]
-    wrapped = b"SEVEN ELEVEN SEVEN ELEVEN SEVEN ELEVEN\n" * 2
-    expected = VTT.replace(b"one &amp; <b>three</b>", b"ONE &amp; THREE").replace(b"seven eleven " * 6, wrapped[:-1])
-    assert vtt.output.read_bytes().replace(b" \n", b"\n") == expected
-    assert errors_of(vtt) == []
+@pytest.mark.parametrize("has_file", [True, False])
+def test_an_output_that_is_a_link(job, tmp_path: Path, has_file: bool) -> None:
+    one, real = job("a.txt"), tmp_path / "real.txt"
+    one.source.write_text("one\n")
+    one.output.parent.mkdir()
+    one.output.symlink_to(real)
+    if has_file:
+        real.write_text("old")
+    translated(one)
+    assert (one.output.is_symlink(), real.read_text(), one.problem()) == (True, "ONE\n", None)
 
 
 def test_a_file_that_changes_while_it_is_read_has_no_output(job) -> None:
@@ -140,7 +154,7 @@ def test_a_file_that_changes_while_it_is_read_has_no_output(job) -> None:
         return texts
 
     with pytest.raises(CorpusError, match="has changed while it was read; start again"):
-        list(write(one, lambda rows: outcomes(truncating, rows)))
+        translated(one, truncating)
     assert list(one.output.parent.iterdir()) == []
 
 
@@ -182,16 +196,16 @@ def test_the_command_skips_complete_files(tiny_checkpoint: Path, tmp_path: Path,
     assert (tmp_path / "out.tsv").read_text().startswith("id\ttext\ttranslation\n1\tnine\t")
     assert (tmp_path / "tables" / "3.tsv").read_bytes() == (tmp_path / "out.tsv").read_bytes()
 
-    (given / "3.gz").write_bytes(b"no gzip")
+    (given / "3.gz").write_bytes(gzip.compress(b"nine\n")[:-9])
     (given / "4.txt").write_bytes(b"half past nine\n\xff\n")
     code, _, error = vanilla_transformer(*command, given, "--output", out)
     assert (code, "3.gz: can't be read" in error) == (1, True)
-    assert "4.txt: 1 rows aren't translated, see" in error
+    assert "4.txt: 1 lines aren't translated, see" in error
     assert "2 of 5 files have problems, see above; the others are translated" in error
     (given / "3.gz").unlink()
     code, _, error = vanilla_transformer(*command, given, "--output", out)
     assert (code, "4 of 4 files are translated already" in error) == (1, True)
-    assert "4.txt: 1 rows aren't translated, see" in error
+    assert "4.txt: 1 lines aren't translated, see" in error
     assert (out / "4.txt").read_text().endswith("\n\n")
     code, _, error = vanilla_transformer(*command, given, "--output", tmp_path / "new", "--tgt-lang", "deu")
     assert (code, "tgt_lang is 'deu'" in error, (tmp_path / "new").exists()) == (2, True, False)  # one error

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .backend import Translation
-from .decoding import source_limit
-from .reading import Piece, check_splitting, join_segments, pieces_of
-from .translator import Translator
+from ..translation.backend import Translation
+from ..translation.decoding import source_limit
+from ..translation.reading import Piece, check_splitting, join_segments, pieces_of
+from ..translation.translator import Translator
 
 if TYPE_CHECKING:  # an exported model is translated without
     from transformers import PreTrainedTokenizerBase
@@ -30,17 +30,11 @@ def solid_size(text: str) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Linked:
-    """A translation that is linked with its source.
-
-    Attributes:
-        text: The translation.
-        sizes: Characters of the source and of the translation.
-        parts: Of each piece: where its source's S tokens and its translation's T tokens end, and attention, (T, S).
-    """
+    """A translation that is linked with its source."""
 
     text: str
-    sizes: tuple[int, int]
-    parts: tuple[tuple[Numbers, Numbers, Numbers], ...]
+    sizes: tuple[int, int]  # characters of the source and of the translation
+    parts: tuple[tuple[Numbers, Numbers, Numbers], ...]  # of each piece: ends of S and T tokens, attention (T, S)
 
     def shares(self, begin: int, end: int, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Numbers:
         """Returns how much of parts of the translation, from `begins` to `ends`, comes from a span of the source."""
@@ -53,7 +47,7 @@ class Linked:
             places.append(targets)
             first = [sources[-1], targets[-1]]
         mass, known = np.cumsum(np.concatenate(masses)), np.concatenate(places)
-        shares: Numbers = (np.interp(ends, known, mass) - np.interp(begins, known, mass)) / (ends - begins)
+        shares: Numbers = (np.interp(ends, known, mass) - np.interp(begins, known, mass)) / np.maximum(ends - begins, 1)
         return shares
 
 
@@ -64,7 +58,9 @@ def linked(tokenizer: "PreTrainedTokenizerBase", source: str, translation: Trans
         sources, is_source = _ends(tokenizer, one.source_ids, size, use_source_tokenizer=True)
         targets, is_target = _ends(tokenizer, one.target_ids, number)
         if len(sources) and len(targets):  # unknown tokens spell nothing
-            weights = one.weights.cpu().double().numpy()[is_target][:, is_source]
+            weights: Any = one.weights
+            weights = (weights if isinstance(weights, np.ndarray) else weights.cpu().numpy()).astype(float)
+            weights = weights[is_target][:, is_source]
             weights /= np.maximum(weights.sum(axis=1, keepdims=True), 1e-9)  # without what goes to special tokens
             return Linked(translation.text, sizes, ((sources, targets, weights),))
     slices = min(MOST_SLICES, size, number)
@@ -93,16 +89,9 @@ def join_linked(pieces: Iterable[Piece], translations: Sequence[Linked]) -> Link
 
 
 def translate_linked(
-    translator: Translator, texts: Sequence[str], language: str | None = None, **options: Any
+    translator: Translator, texts: Sequence[str], language: str | None, **options: Any
 ) -> list[Linked]:
-    """Translates texts in pieces and links them with their translations.
-
-    Args:
-        translator: Of any model.
-        texts: The texts.
-        language: By whose rules they are split into sentences; None: they aren't.
-        **options: For the translator.
-    """
+    """Translates texts sentence by sentence, by the rules of a language, and links them with their translations."""
     check_splitting(language)
     limit = source_limit(translator.decodes_with, options.get("max_source_tokens"), translator.tokenizer)
     divided = [pieces_of(translator.tokenizer, text, limit, language) for text in texts]
@@ -116,7 +105,7 @@ def linked_rows(
     """Links texts with their translations, one of each or `n_best`; by `alignments`, if the model shows attention."""
     if alignments:
         with suppress(ValueError):  # no attention; any other error comes again
-            translator([], **{**options, "alignments": True, "progress": None, "progress_bar": False})
+            translator.check(**{**options, "alignments": True})
             options["alignments"] = True
     rows = translator(texts, **options)
     listed = (row if isinstance(row, list) else [Translation(row, 0) if isinstance(row, str) else row] for row in rows)

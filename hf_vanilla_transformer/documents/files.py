@@ -1,0 +1,211 @@
+"""Translating files: text, compressed or not, tables, subtitles and HTML, each into a file of the same name.
+
+A file appears when it is complete, and a complete one is skipped, so that a killed run is started again by the same
+command: a hidden record beside it says what it was made from. `NAME.errors.jsonl` beside it names the lines that can't
+be translated.
+"""
+
+import gzip
+import hashlib
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from ..checkpoints.files import replacing, write_text
+from ..data.digests import digest_of
+from ..data.formats import COMPRESSIONS, HTML, SUBTITLES, CorpusError, decompressed, form_of
+from ..errors import first_line
+from .document import Document, Part, folder_of, open_document
+from .rows import FORMS, Table, not_utf8, row_parts
+
+ERRORS = ".errors.jsonl"
+PARQUET = ".parquet"
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError, OSError)
+LARGEST = 2**26  # bytes of a document that isn't read in parts
+# Files of a model's folder that it doesn't translate with: cards, and the state of a training.
+OTHERS = ("*.md", "model_card.json", "*.pt", "*.pth")
+
+
+@dataclass(frozen=True)
+class FileJob:
+    """One file to translate, and the file that it becomes; a name that can't be written raises `CorpusError`.
+
+    `how` is what its translation depends on beside the input: `model`, options; the `column` of a table (default:
+    text), and whether the `format` is text whatever the name says.
+    """
+
+    source: Path
+    output: Path
+    how: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        other, suffix = self.output.name.removesuffix(ERRORS), self.source.suffix.lower()
+        if other != self.output.name:
+            raise CorpusError(f"{self.output} would have the name of the report on {other}; rename {self.source.name}")
+        if self.form not in (*FORMS, *SUBTITLES, *HTML, PARQUET) or (suffix in COMPRESSIONS and suffix != ".gz"):
+            raise CorpusError(
+                f"{self.source}: can't be written back; make it text, a table (.tsv, .jsonl, .parquet), subtitles "
+                "(.srt, .vtt, .ass), HTML, or one of them as .gz; or give --format text if each of its lines is a text"
+            )
+
+    @property
+    def errors(self) -> Path:
+        """The file beside the output with the lines that couldn't be translated, if there are any."""
+        return self.output.with_name(self.output.name + ERRORS)
+
+    @property
+    def record(self) -> Path:
+        """The hidden file beside the output that says what this was made from."""
+        return self.output.with_name(f".{self.output.name}.json")
+
+    @property
+    def column(self) -> str:
+        """The column of a table."""
+        return self.how.get("column") or "text"
+
+    @property
+    def form(self) -> str:
+        """How the input is read: ".tsv", ".srt" and so on; "" for a text per line."""
+        return "" if self.how.get("format") == "text" else form_of(self.source.name)
+
+    def origin(self) -> dict[str, Any]:
+        """Returns all that the translation depends on, for the record; raises `CorpusError`."""
+        with _reading(self.source):
+            status = self.source.stat()
+        return {"input": [status.st_size, status.st_mtime_ns], **self.how}
+
+    def problem(self) -> str | None:
+        """Returns why an output that exists isn't that of this job; None: it is."""
+        new = self.origin()
+        try:
+            old = dict(json.loads(self.record.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return f"{self.output} has no record of what it was made from; it is older, or your own"
+        others = [name for name in new if old.get(name) != new[name]]
+        shown = [one if one in ("input", "model") else f"{one} ({old.get(one)}, not {new[one]})" for one in others]
+        return f"{self.output} was made with another {', '.join(shown)}" if others else None
+
+
+def version_of(model: str) -> str:
+    """Returns what tells models of one name apart: the commit on the Hub, or a digest of a folder's files."""
+    if not Path(model).is_dir():
+        from ..data.hub_names import revision_of
+
+        return revision_of(model) or folder_of(model).name
+    files = sorted(file for file in Path(model).iterdir() if file.is_file() and not any(map(file.match, OTHERS)))
+    return hashlib.sha256(repr([(file.name, digest_of(file)) for file in files]).encode()).hexdigest()
+
+
+def file_jobs(
+    inputs: Sequence[str | Path],
+    output: str | Path,
+    shard: tuple[int, int] = (1, 1),
+    how: Mapping[str, Any] | None = None,
+) -> list[FileJob]:
+    """Returns the files to translate, in the order of their names: every N-th from the I-th on, of a shard I, N.
+
+    Of a folder, all files are taken that aren't hidden, also those of subfolders, which the output's folder gets, too.
+    Raises `CorpusError` if an input doesn't exist, two have one name, or an output would be its own input.
+    """
+    output, place = Path(output), Path(output).resolve()
+    found: dict[Path, Path] = {}
+    for given in map(Path, inputs):
+        if not given.exists():
+            raise CorpusError(f"{given}: no such file or folder")
+        is_inside = place.is_relative_to(given.resolve())  # the translations are no inputs
+        for file in sorted(given.rglob("*")) if given.is_dir() else [given]:
+            name = file.relative_to(given) if given.is_dir() else Path(file.name)
+            if not file.is_file() or any(part.startswith(".") for part in name.parts):
+                continue
+            real = file.resolve()
+            if real == (place / name).resolve():
+                raise CorpusError(f"{file} is the input and the output; give another folder for the translations")
+            if is_inside and real.is_relative_to(place):
+                continue
+            if name in found:
+                raise CorpusError(f"{file} and {found[name]} have the same name; translate them into two folders")
+            found[name] = file
+    index, number = shard
+    return [FileJob(found[name], output / name, how or {}) for name in sorted(found)][index - 1 :: number]
+
+
+@contextmanager
+def documents_of(
+    path: Path, form: str = "", column: str = "text", target: str | None = None
+) -> Iterator[tuple[IO[bytes], Iterator[Document]]]:
+    """Opens a file: yields the file, whose position tells the progress, and its documents, one after the other.
+
+    Plain text, .tsv and .jsonl have a document for each `ROWS` rows, others one; `target` is as for `open_document`. A
+    file that can't be read, is damaged or has no such column raises `CorpusError` when its place is reached.
+    """
+    with ExitStack() as opened:
+        with _reading(path):
+            raw = opened.enter_context(path.open("rb"))
+            file = opened.enter_context(decompressed(raw))
+        yield raw, _documents(file, path, form, column, target)
+
+
+def _documents(file: Any, path: Path, form: str, column: str, target: str | None) -> Iterator[Document]:
+    with _reading(path):
+        if form in FORMS:
+            yield from row_parts(file, str(path), form, column)
+        elif form == PARQUET:
+            yield Table(file, column)
+        elif len(content := file.read(LARGEST + 1)) > LARGEST:
+            raise CorpusError(f"{path}: has more than {LARGEST:,} bytes; divide it")
+        elif error := not_utf8(text := content.decode(errors="surrogateescape")):
+            raise CorpusError(f"{path}: {error}; convert it to UTF-8, with iconv for instance")
+        else:
+            yield open_document(text, form, target)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turns errors of reading a file into ones that name it."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, CorpusError):
+            raise error if str(path) in str(error) else CorpusError(f"{path}: {error}") from error
+        if not (isinstance(error, DAMAGED) or type(error).__module__.startswith("pyarrow")):
+            raise
+        raise CorpusError(f"{path}: can't be read ({first_line(error)}); is it complete?") from error
+
+
+def parts_of(
+    job: FileJob, translate: Callable[[Document], Part], tell: Callable[[int], object], target: str | None = None
+) -> Iterator[Part]:
+    """Translates a file's documents; `tell` is called with the number of bytes that were read for each."""
+    place = 0
+    with documents_of(job.source, job.form, job.column, target) as (raw, documents):
+        for document in documents:
+            yield translate(document)
+            tell(raw.tell() - place)
+            place = raw.tell()
+
+
+def write(job: FileJob, parts: Iterable[Part]) -> None:
+    """Writes the output of one file; raises `CorpusError` if the input can't be read, or changes meanwhile."""
+    job.output.parent.mkdir(parents=True, exist_ok=True)
+    errors: list[str] = []
+    origin = job.origin()
+    with replacing(job.output) as place:
+        with ExitStack() as opened:
+            output: Any = opened.enter_context(place.open("wb"))
+            if job.source.suffix.lower() == ".gz":  # without a name and a time, so that equal text gives equal bytes
+                output = opened.enter_context(gzip.GzipFile("", "wb", fileobj=output, mtime=0))
+            for data, wrong in parts:
+                output.write(data.encode(errors="surrogateescape"))
+                errors += (json.dumps({"row": row, "error": error}, ensure_ascii=False) + "\n" for row, error in wrong)
+        if job.origin() != origin:
+            raise CorpusError(f"{job.source}: has changed while it was read; start again")
+        for old in (job.output.resolve(), job.errors):  # the new record isn't that of an old output
+            old.unlink(missing_ok=True)
+        if errors:
+            write_text(job.errors, "".join(errors))
+        write_text(job.record, json.dumps(origin))
