@@ -1,6 +1,7 @@
 """What all documents have in common, the languages of their texts, and their translation."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -115,19 +116,21 @@ def languages(translator: Translator, options: Mapping[str, Any]) -> tuple[str |
     from ..hub.card_file import CardError
     from ..hub.facts import said_by_author
 
-    try:
-        said = said_by_author(folder_of(getattr(translator.model, "name_or_path", "")))
-    except CardError:
-        said = {}
+    said, folder = dict[str, Any](), folder_of(getattr(translator.model, "name_or_path", ""))
+    with suppress(CardError):
+        said = {} if folder is None else said_by_author(folder)
     given = {**translator.languages, **{name: value for name, value in options.items() if value is not None}}
     target = given["tgt_lang"] or said.get("target_language")
     return given["src_lang"] or said.get("source_language"), target and base_language(target)
 
 
-def folder_of(model: str) -> Path:
-    """Returns the folder of a model, given as such or by its name on the Hub, if it is in the cache."""
-    if Path(model).is_dir():
-        return Path(model)
+def folder_of(model: str) -> Path | None:
+    """Returns the folder of a model, given as such or by its name on the Hub; None: it isn't in the cache."""
+    if not model or Path(model).is_dir():
+        return Path(model) if model else None
     from huggingface_hub import try_to_load_from_cache  # slow, and an exported folder does without
 
-    return Path(str(try_to_load_from_cache(model, CONFIG))).parent
+    found = None
+    with suppress(ValueError):  # a folder that is gone
+        found = try_to_load_from_cache(model, CONFIG)
+    return Path(found).parent if isinstance(found, str) else None

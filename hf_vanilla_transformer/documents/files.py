@@ -96,7 +96,7 @@ def version_of(model: str) -> str:
     if not Path(model).is_dir():
         from ..data.hub_names import revision_of
 
-        return revision_of(model) or folder_of(model).name
+        return revision_of(model) or (folder_of(model) or Path()).name
     files = sorted(file for file in Path(model).iterdir() if file.is_file() and not any(map(file.match, OTHERS)))
     return hashlib.sha256(repr([(file.name, digest_of(file)) for file in files]).encode()).hexdigest()
 

@@ -55,10 +55,16 @@ def test_a_text_that_is_refused_is_reported_and_stays(translator: Translator) ->
     assert part.errors == [(2, "it is refused"), (3, "it is refused")]
 
 
-def test_the_languages_of_a_model_are_those_of_its_card(translator: Translator, tmp_path: Path) -> None:
+def test_the_languages_of_a_model_are_those_of_its_card(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert languages(translator, {}) == (None, None)
-    translator.model.name_or_path = str(tmp_path)
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "model_card.json").write_text('{"source_language": "de", "target_language": "en"}')
+    for name in ("", "user/model", str(tmp_path / "gone")):  # not those of the working directory
+        translator.model.name_or_path = name
+        assert languages(translator, {}) == (None, None)
+    translator.model.name_or_path = str(tmp_path)
     assert languages(translator, {}) == ("de", "en")
     assert languages(translator, {"src_lang": "fra", "tgt_lang": "eng_Latn"}) == ("fra", "en")
     translate_document(translator, open_document("<p>Am 3. Mai kam er.</p>", ".html"))
