@@ -31,7 +31,7 @@ class Document(Protocol):
 
     @property
     def is_prose(self) -> bool:
-        """Whether texts are paragraphs, which are divided into sentences; otherwise each is translated as one."""
+        """Whether texts are paragraphs of several sentences; otherwise each is translated as one."""
 
     @property
     def is_linked(self) -> bool:

@@ -49,7 +49,7 @@ LANGUAGE = "\0"  # the page's, among the texts
 FRAGMENTS = {"tbody": "table", "td": "tr", "tfoot": "table", "th": "tr", "thead": "table", "tr": "tbody"}
 DEEPEST = 512  # as in Chromium
 MOST_NODES = 500  # of a block: more tags aren't in a sentence, and each takes time
-State = tuple[int, bool]  # an element's level, which is odd if it stays, and whether its attributes are translated
+State = tuple[int, bool]  # an element's level, odd if it stays, and whether its attributes are translated
 
 
 def _inside(outer: State, name: str, attributes: Mapping[str, str]) -> State:

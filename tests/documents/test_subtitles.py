@@ -27,7 +27,7 @@ def size(text: str) -> int:
 
 
 def link(text: str, origins: Iterable[int], number: int) -> Linked:
-    """Links each character of a text with one of the source, which has a number of them."""
+    """Links each character of a text with one of the source, in which characters are numbered."""
     rows = np.array(list(origins))[:, None] == np.arange(number)
     ends = np.arange(1.0, number + 1), np.arange(1.0, len(rows) + 1)
     return Linked(text, (number, len(rows)), ((*ends, rows.astype(float)),))

@@ -177,7 +177,7 @@ def test_what_the_author_removed_or_changed_in_the_metadata_counts(folder, card)
 
 @pytest.mark.slow
 def test_what_the_author_has_said_survives_a_longer_training(tmp_path, card):
-    """Of five checkpoints to be averaged, the run has two at first. Nobody knows the time of both trainings."""
+    """Of five checkpoints to be averaged, the run has two at first. The time of both trainings is unknown."""
     recipe = {**recipe_in(tmp_path), "eval_strategy": "no", "save_total_limit": 5, "average_last": 5}
     averaged = tmp_path / "run" / "averaged-2"
     assert trained_in(tmp_path, **recipe) == 0
