@@ -43,7 +43,7 @@ def _header(file: Path) -> dict[str, Entry]:
     if not file.is_file():
         raise CheckpointError(f"{file} is missing")
     try:
-        with safe_open(file, framework="pt") as weights:
+        with safe_open(file, framework="np") as weights:
             slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
             return {name: (one.get_dtype(), one.get_shape()) for name, one in slices.items()}
     except SafetensorError as error:

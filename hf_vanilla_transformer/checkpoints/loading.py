@@ -26,8 +26,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import CheckpointError, first_line, named
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 from .headers import read_json
-from .kinds import CONFIG, GENERATION_CONFIG
-from .kinds import VOCABULARY_FILES as VOCABULARY_FILES
+from .kinds import CONFIG, GENERATION_CONFIG, VOCABULARY_FILES
 
 MODEL_TYPE = VanillaTransformerConfig.model_type
 # Embeddings are often padded to a multiple of 64 or 128 rows, or by a few languages' tags.

@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,11 +114,11 @@ def _opened(arguments: argparse.Namespace) -> "tuple[Translator, dict[str, Any]]
 
 def _here(arguments: argparse.Namespace, left: "list[FileJob]", tell: "tqdm.update") -> "Outcomes":
     from ..data.formats import CorpusError
-    from ..documents.document import languages, translate_document
+    from ..documents.document import for_many
     from ..documents.files import parts_of, write
 
     translator, options = _opened(arguments)
-    target, do = languages(translator, options)[1], partial(translate_document, translator, **options)
+    do, target = for_many(translator, options)
     for job in left:
         damage = None
         try:

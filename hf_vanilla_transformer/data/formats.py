@@ -36,6 +36,7 @@ OTHER_FORMATS = {
     (b"<?xml", b"<tmx", b"<srcset", b"<refset"): "XML, not a sentence per line; extract its sentences (TMX: to .tsv)",
 }
 LONGEST_LINE = 2**24  # bytes; without an end, a line would fill the memory
+CONVERT = "convert it to UTF-8, with iconv for instance"
 DEFAULT_COLUMNS = ("source", "target")
 
 Pair = dict[str, str]  # with the keys "source" and "target"
@@ -156,14 +157,19 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
     for number, line in enumerate(lines, start=1):
         if number == 1:
             check_start(line, name)
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise CorpusError(
-                f"{name}:{number}: not UTF-8 (byte 0x{line[error.start]:02x} at {error.start + 1}); convert it to "
-                "UTF-8, with iconv for instance"
-            ) from error
+        if problem := utf8_problem(line):
+            raise CorpusError(f"{name}:{number}: {problem}; {CONVERT}")
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         yield text[:-1].removesuffix("\r") if text.endswith("\n") else text
+
+
+def utf8_problem(content: bytes) -> str:
+    """Returns which byte isn't UTF-8; "": all are."""
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        return f"not UTF-8 (byte 0x{content[error.start]:02x} at {error.start + 1})"
+    return ""
 
 
 def check_start(line: bytes, name: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from ..checkpoints.kinds import CONFIG
 from ..data.formats import HTML, SUBTITLES
 from ..errors import first_line
-from ..translation.reading import base_language, sentence_rules
+from ..translation.reading import UNDETERMINED, base_language, sentence_rules
 from ..translation.translator import Translator
 from .links import Linked, translate_linked
 
@@ -71,14 +71,14 @@ def open_document(source: str, form: str, target: str | None = None) -> Document
     return plain_text(source)
 
 
-def translate_document(translator: Translator, document: Document, **options: Any) -> Part:
+def translate_document(translator: Translator, document: Document, language: str | None = None, **options: Any) -> Part:
     """Translates a document; where a text is refused, it alone is left out. Options are for the translator.
 
-    Without `split_sentences`, paragraphs are divided by the rules of the document's language, else of `src_lang`, else
-    of the model's, else by rules for all languages.
+    Without `split_sentences`, paragraphs are divided by the rules of the language that the document names, else of
+    `language`, None: of `src_lang`, else of the model's, else by rules for all languages.
     """
     found, reasons = dict[str, Linked](), dict[str, str]()
-    for text, outcome in _outcomes(_call(translator, document, options), list(document.texts)):
+    for text, outcome in _outcomes(_call(translator, document, language, options), list(document.texts)):
         if isinstance(outcome, Linked):
             found[text] = outcome
         else:
@@ -87,12 +87,21 @@ def translate_document(translator: Translator, document: Document, **options: An
     return Part(document.translated(found), sorted([*document.problems, *refused]))
 
 
-def _call(translator: Translator, document: Document, options: dict[str, Any]) -> Callable[[list[str]], list[Linked]]:
-    if not document.is_prose:
-        return lambda texts: [Linked(text, (0, 0), ()) for text in translator(texts, **options)]
-    given = {**options, "alignments": document.is_linked}
-    rules = given.pop("split_sentences", None) or sentence_rules(document.language or languages(translator, options)[0])
-    return partial(translate_linked, translator, language=rules, **given)
+def for_many(translator: Translator, options: Mapping[str, Any]) -> tuple[Callable[[Document], Part], str | None]:
+    """Returns what translates one document after the other, and their target language; the card is read once."""
+    source, target = languages(translator, options)
+    return partial(translate_document, translator, language=source or UNDETERMINED, **options), target
+
+
+def _call(
+    translator: Translator, document: Document, language: str | None, options: dict[str, Any]
+) -> Callable[[list[str]], list[Linked]]:
+    if document.is_prose and options.get("split_sentences") is None:
+        spoken = document.language or language or languages(translator, options)[0]
+        options = {**options, "split_sentences": sentence_rules(spoken)}
+    if document.is_linked:
+        return partial(translate_linked, translator, **options)
+    return lambda texts: [Linked(text, (0, 0), ()) for text in translator(texts, **options)]
 
 
 def _outcomes(translate: Callable[[list[str]], list[Linked]], texts: list[str]) -> Iterator[tuple[str, Linked | str]]:

@@ -18,10 +18,10 @@ from typing import IO, Any
 
 from ..checkpoints.files import replacing, write_text
 from ..data.digests import digest_of
-from ..data.formats import COMPRESSIONS, HTML, SUBTITLES, CorpusError, decompressed, form_of
+from ..data.formats import COMPRESSIONS, CONVERT, HTML, SUBTITLES, CorpusError, decompressed, form_of, utf8_problem
 from ..errors import first_line
 from .document import Document, Part, folder_of, open_document
-from .rows import FORMS, Table, not_utf8, row_parts
+from .rows import FORMS, Table, row_parts
 
 ERRORS = ".errors.jsonl"
 PARQUET = ".parquet"
@@ -158,10 +158,10 @@ def _documents(file: Any, path: Path, form: str, column: str, target: str | None
             yield Table(file, column)
         elif len(content := file.read(LARGEST + 1)) > LARGEST:
             raise CorpusError(f"{path}: has more than {LARGEST:,} bytes; divide it")
-        elif error := not_utf8(text := content.decode(errors="surrogateescape")):
-            raise CorpusError(f"{path}: {error}; convert it to UTF-8, with iconv for instance")
+        elif problem := utf8_problem(content):
+            raise CorpusError(f"{path}: {problem}; {CONVERT}")
         else:
-            yield open_document(text, form, target)
+            yield open_document(content.decode(), form, target)
 
 
 @contextmanager

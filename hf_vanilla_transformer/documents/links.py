@@ -89,12 +89,12 @@ def join_linked(pieces: Iterable[Piece], translations: Sequence[Linked]) -> Link
 
 
 def translate_linked(
-    translator: Translator, texts: Sequence[str], language: str | None, **options: Any
+    translator: Translator, texts: Sequence[str], split_sentences: str, **options: Any
 ) -> list[Linked]:
     """Translates texts sentence by sentence, by the rules of a language, and links them with their translations."""
-    check_splitting(language)
+    check_splitting(split_sentences)
     limit = source_limit(translator.decodes_with, options.get("max_source_tokens"), translator.tokenizer)
-    divided = [pieces_of(translator.tokenizer, text, limit, language) for text in texts]
+    divided = [pieces_of(translator.tokenizer, text, limit, split_sentences) for text in texts]
     rows = iter(linked_rows(translator, [piece.text for pieces in divided for piece in pieces], **options))
     return [join_linked(pieces, [next(rows)[0] for _ in pieces]) for pieces in divided]
 

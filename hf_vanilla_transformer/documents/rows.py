@@ -8,7 +8,7 @@ from io import BytesIO
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ..data.formats import CorpusError, bounded_lines, check_start
+from ..data.formats import CorpusError, bounded_lines, check_start, utf8_problem
 from ..errors import first_line
 from .links import Linked
 
@@ -65,17 +65,11 @@ def plain_text(text: str) -> Rows:
 
 def _text_rows(lines: Lines, column: str) -> Iterator[Row]:
     for line, end in lines:
-        yield Row(None, "", end, error) if (error := not_utf8(line)) else Row(line, "", end)
+        yield Row(None, "", end, error) if (error := _not_utf8(line)) else Row(line, "", end)
 
 
-def not_utf8(line: str) -> str:
-    """Returns what is wrong with a line that was read with "surrogateescape"."""
-    try:
-        line.encode()
-    except UnicodeEncodeError as error:
-        place = len(line[: error.start].encode()) + 1
-        return f"not UTF-8 (byte 0x{ord(line[error.start]) - 0xDC00:02x} at {place})"
-    return ""
+def _not_utf8(line: str) -> str:
+    return utf8_problem(line.encode(errors="surrogateescape"))
 
 
 def _tsv_rows(lines: Lines, column: str) -> Iterator[Row]:
@@ -84,7 +78,7 @@ def _tsv_rows(lines: Lines, column: str) -> Iterator[Row]:
     _check_columns(names, column)
     yield Row(None, f"{header}\t{TRANSLATION}", end)
     for line, end in lines:
-        cells, error = line.split("\t"), not_utf8(line)
+        cells, error = line.split("\t"), _not_utf8(line)
         if len(cells) != len(names):
             error = error or f"{len(cells)} columns, not {len(names)}"
         yield Row(None if error else cells[names.index(column)], f"{line}\t", end, error)

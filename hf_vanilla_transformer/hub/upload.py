@@ -15,8 +15,8 @@ from ..checkpoints.code import other_code
 from ..checkpoints.completeness import RECIPE, TRAINER_STATE
 from ..checkpoints.files import check_links
 from ..checkpoints.headers import read_json, tensors_in
-from ..checkpoints.kinds import CONFIG
-from ..checkpoints.loading import MODEL_TYPE, VOCABULARY_FILES, load_checkpoint
+from ..checkpoints.kinds import CONFIG, SETTINGS_FILES
+from ..checkpoints.loading import MODEL_TYPE, load_checkpoint
 from ..data.hub_names import HubError
 from ..errors import CheckpointError, first_line
 from .card_file import CARD, CardError, load_card
@@ -26,8 +26,7 @@ from .model_card import fill_model_card, literal
 ADAPTER = "adapter_config.json"
 # Files that `from_pretrained` loads. Those of an older model would be mixed with the new ones, so they are removed.
 MODEL_FILES = (
-    *(CONFIG, "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", *VOCABULARY_FILES),
+    *(*SETTINGS_FILES, "*.safetensors", "*.safetensors.index.json"),
     *("*_vanilla_transformer.py", "tokenization_*.py", "onnx/*.onnx"),
 )
 SENT = (*MODEL_FILES, CARD, "LICENSE*")

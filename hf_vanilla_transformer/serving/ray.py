@@ -8,11 +8,10 @@ Translate, fn_constructor_args=("outputs/model",), compute=ray.data.ActorPoolStr
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 from ..data.formats import CorpusError
-from ..documents.document import languages, translate_document
+from ..documents.document import for_many
 from ..documents.files import FileJob, parts_of, write
 from ..documents.rows import TRANSLATION
 from ..errors import install
@@ -62,7 +61,7 @@ class _TranslateFiles(Translate):
 
     def __init__(self, jobs: Sequence[FileJob], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._jobs, self._target = jobs, languages(self.translator, self.options)[1]
+        self._jobs, (self._do, self._target) = jobs, for_many(self.translator, self.options)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Returns what is wrong with each file, "" for none."""
@@ -70,9 +69,8 @@ class _TranslateFiles(Translate):
         return {**batch, "problem": problems}
 
     def _write(self, job: FileJob) -> str:
-        do = partial(translate_document, self.translator, **self.options)
         try:
-            write(job, parts_of(job, do, lambda size: None, self._target))
+            write(job, parts_of(job, self._do, lambda size: None, self._target))
         except CorpusError as error:
             return str(error)
         return ""

@@ -6,6 +6,7 @@ import pytest
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.documents.document import languages, open_document, translate_document
+from hf_vanilla_transformer.translation.reading import split_sentences
 
 CUE = "1\n00:00:01,000 --> 00:00:02,000\n"
 PAGE = '<html lang="de"><p>Am 3. Mai kam er. Er ging.</p>'
@@ -20,6 +21,9 @@ def translator(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Transl
     def call(self: Translator, texts: list[str], **options: object) -> list[str]:
         if "No." in texts:
             raise ValueError("it is refused")
+        if rules := options.get("split_sentences"):
+            parts = ([sentence for _, sentence in split_sentences(text, str(rules))] for text in texts)
+            return [" ".join(self(part)) for part in parts]
         self.asked += texts  # type: ignore[attr-defined]
         return [text.upper() for text in texts]
 
