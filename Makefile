@@ -12,7 +12,7 @@ CONSTRAINTS := constraints.txt
 OLDEST := build/oldest.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test tests test-all newest oldest gpu lint docs release clean
+.PHONY: help quickstart check test tests test-all newest oldest speed gpu lint docs release clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
@@ -37,6 +37,9 @@ newest: ## the tests with the newest versions that pyproject.toml allows, in .ve
 
 oldest: ## the tests with the lowest versions that pyproject.toml allows, in .venv-oldest
 	@$(MAKE) tests VENV=.venv-oldest CONSTRAINTS=$(OLDEST)
+
+speed: $(STAMP) ## the speed on this machine's CPU, in 40 minutes at most; writes tables into docs/performance.md and README
+	$(BIN)/python -m scripts.speed
 
 gpu: $(STAMP) ## the tests and the benchmarks that need a GPU; writes tables into docs/performance.md
 	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES-0} $(BIN)/python -m pytest -m gpu

@@ -4,7 +4,7 @@
     python -m benchmarks train --config base --packed --budget 120
     python -m benchmarks generate --config base --json generate.json
     python -m benchmarks real --model opus-mt-en-de --input test_2016_flickr.en --reference test_2016_flickr.de
-    python -m benchmarks text --model outputs/model --input test.en --device cuda
+    python -m benchmarks text --model outputs/model --input test.en
     python -m benchmarks ablate --config small --rounds 3 --batches 1
 
 Contenders take turns, A B A B, on the same batches, each in its own process. Every figure is a median of rounds;
@@ -53,6 +53,7 @@ PEERS = {
     "train": ["marian", "torch"],
     "generate": ["marian", "ctranslate2"],
     "real": ["marian", "ctranslate2"],
+    "text": ["marian", "ctranslate2"],
 }
 
 
@@ -133,11 +134,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     real.add_argument("--lines", type=positive, help="number of lines, from the first (default: all)")
     real.add_argument("--singles", type=positive, default=50, help="lines also translated one at a time (default: 50)")
     real.set_defaults(device="cpu", dtype="float32", rounds=3)
-    texts = add("text", placed, help="text to text by Translator on one device: sentences per second")
+    texts = add("text", placed, help="text to text with a trained model: sentences per second")
     texts.add_argument("--model", type=Path, required=True, help="folder of a trained model")
     texts.add_argument("--input", type=Path, required=True, help="file with one sentence per line")
     texts.add_argument("--num-beams", type=positive, nargs="+", default=[1, 4], help="beam sizes (default: 1 4)")
     texts.add_argument("--lines", type=positive, default=1_000, help="number of lines (default: 1000)")
+    texts.add_argument("--singles", type=positive, default=20, help="lines also translated one at a time (default: 20)")
     options = parser.parse_args(arguments)
     options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
     if getattr(options, "tokens", 0) is None:

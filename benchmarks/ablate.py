@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hf_vanilla_transformer import engine
-from hf_vanilla_transformer.engine.decoding import linear, packed
+from hf_vanilla_transformer.engine.decoding import linear, packed, weights
 from hf_vanilla_transformer.engine.training import shortcuts
 
 from .decoding import workload_of, write_models
@@ -69,7 +69,8 @@ TRAINING: dict[str, Callable[[], Patch]] = {
 DECODING: dict[str, Callable[[], Patch]] = {
     "packed weights": lambda: patch.object(linear, "PackedLinear", linear.PlainLinear),
     "weights by column": lambda: patch.object(linear, "ColumnLinear", linear.PlainLinear),
-    "mixed weights": lambda: patch.object(linear, "MixedLinear", linear.PackedLinear),
+    "measured layouts": lambda: patch.object(linear, "fastest", lambda shape, dtype, layouts, *_: (layouts[0],) * 4),
+    "screened tokens": lambda: patch.object(weights.Weights, "screen", None),
     "folding": unfolded,
     "caches in place": lambda: patch.object(packed, "_copy", reselect),
 }

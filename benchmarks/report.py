@@ -1,10 +1,14 @@
 """Results as tables and as JSON."""
 
 import platform
+import re
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +17,7 @@ import transformers
 from .workers import Timing
 
 BASELINE = "marian"
+INSTRUCTIONS = ("avx2", "avx_vnni", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_int8")  # that products are fast with
 Row = dict[str, Any]
 Table = dict[str, Row]  # contender -> column -> value; None: unknown
 
@@ -79,11 +84,34 @@ def align(rows: list[tuple[str, ...]]) -> list[str]:
 
 def describe_machine() -> dict[str, Any]:
     """The machine and the versions that the figures depend on."""
+    found = torch.cpu.get_capabilities()
     return {
-        "cpu": torch.cpu.get_capabilities().get("cpu_name") or platform.machine(),
+        "cpu": ", ".join([found.get("cpu_name") or platform.machine(), *_generation()]),
+        "instructions": " ".join(name for name in INSTRUCTIONS if found.get(name)) or "others",
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "ctranslate2": version("ctranslate2") if find_spec("ctranslate2") else "none",
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def _generation() -> list[str]:
+    """The numbers of a processor's generation on Linux, which the names of virtual machines' processors often lack."""
+    info = Path("/proc/cpuinfo")
+    found = re.findall(r"^(cpu family|model)\s*: (\d+)", info.read_text() if info.is_file() else "", re.MULTILINE)
+    return [f"{name.removeprefix('cpu ')} {value}" for name, value in found[:2]]
+
+
+def with_tables(page: Path, script: str, tables: str) -> str:
+    """Returns a page's text with `tables` between a script's markers.
+
+    Raises:
+        SystemExit: The markers aren't there, once each and in this order.
+    """
+    text, begin = page.read_text(encoding="utf-8"), f"<!-- tables of scripts/{script}.py -->"
+    end = f"<!-- end of the tables of scripts/{script}.py -->"
+    if not (text.count(begin) == text.count(end) == 1 and text.index(begin) < text.index(end)):
+        raise SystemExit(f"{script}: {page} needs the lines {begin} and {end}, once each and in this order")
+    return f"{text.partition(begin)[0]}{begin}\n\n{tables}\n\n{end}{text.partition(end)[2]}"

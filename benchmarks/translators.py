@@ -4,6 +4,9 @@ The clock runs while `generate()` or `translate_batch()` does: token ids become 
 """
 
 import json
+import os
+import subprocess
+import sys
 import time
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +26,6 @@ class Workload(NamedTuple):
     is_forced: bool = False  # whether all translations are as long
     batch_tokens: int = 0  # of CTranslate2's own batches; 0: those above
     parallel: int = 1  # batches that CTranslate2 translates at the same time
-    options: dict[str, Any] | None = None  # more of CTranslate2's
 
 
 class TransformersTranslator:
@@ -114,7 +116,6 @@ class CTranslate2Translator:
             self._load(workload.parallel)
         lines = [[[self.words[number] for number in ids] for ids in batch] for batch in workload.batches]
         options: dict[str, Any] = {"beam_size": workload.beams, "max_decoding_length": workload.longest}
-        options |= workload.options or {}
         if workload.is_forced:
             options["min_decoding_length"] = workload.longest
         else:  # it counts words without the end of sentence, and Marian always ends with one
@@ -130,3 +131,21 @@ class CTranslate2Translator:
             assert all(len(row) == workload.longest for row in rows)
             rows = [row[:-1] for row in rows]
         return Timing(seconds, [[self.ids[word] for word in row] for row in rows])
+
+
+class Command:
+    """A command that runs in a process of its own. This one is small: a child's peak begins with its parent's."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.arguments = arguments
+
+    def run(self) -> tuple[float, int]:
+        """Returns the seconds from the start to the end of the process, and its peak memory in bytes."""
+        began = time.perf_counter()
+        process = subprocess.Popen(self.arguments, stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise RuntimeError(f"{self.arguments} ended with exit code {process.returncode}")
+        return seconds, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)

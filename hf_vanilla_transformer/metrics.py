@@ -324,7 +324,8 @@ def _multi_bleu(lowercase: bool = False) -> BLEU:
 def _score(metric: Metric, hypotheses: list[Any], streams: list[list[Any]]) -> Score:
     result = metric.corpus_score(hypotheses, streams)
     details = result.format().partition(" = ")[2].partition(" ")[2]  # behind "BLEU = 41.21"
-    return Score(result.name, result.score, str(metric.get_signature()), details)
+    value = 100.0 if 100 < result.score < 100 + 1e-6 else result.score  # a perfect BLEU is 100.00000000000004
+    return Score(result.name, value, str(metric.get_signature()), details)
 
 
 def _checked(hypotheses: Sequence[str], references: References) -> tuple[list[str], list[list[Any]]]:

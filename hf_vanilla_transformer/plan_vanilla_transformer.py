@@ -177,7 +177,7 @@ class Plan:
         name = "length penalty " if "gnmt_length_penalty" in settings else "length_penalty="
         said = ["sampled"] if is_sampled else [] if is_beam else ["greedy"]
         said += [f"beam {self.num_beams}", f"{name}{self.length_penalty:g}"] if is_beam else []
-        said += ["searched further"] if is_beam and self.early_stopping is not True else []
+        said += [f"early_stopping={self.early_stopping}"] if is_beam and self.early_stopping is not True else []
         said += [f"{name}={settings[name]}" for name in SAID if name in settings and settings[name] != 1]
         return ", ".join([*said, *(one for one in self.others if one != "do_sample=True")])
 

@@ -17,8 +17,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.report import with_tables
+
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- tables of scripts/gpu_report.py -->", "<!-- end of these tables -->"
 SEARCHES = [f"{search}, batch {size}" for size in (1, 32, 256) for search in ("greedy", "beam 4")]
 COMMANDS = {
     "train": ["--peers", "marian", "torch"],
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", default="3", help="timed turns of each (default: 3)")
     parser.add_argument("--batches", default="2", help="batches per turn of training (default: 2)")
     options = parser.parse_args(arguments)
-    replace(options.docs, "")  # fails now rather than after minutes if the markers are missing
+    with_tables(options.docs, "gpu_report", "")  # fails now rather than after minutes if the markers are missing
     same = ["--device", options.device, "--dtype", options.dtype, "--rounds", options.rounds]
     parts = []
     for number, config in enumerate(options.configs):
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parts.append(measure([command, "--config", config, *same, *more, *own]))
     if options.model and options.input:
         parts.append(measure(["text", "--model", options.model, "--input", options.input, *same]))
-    options.docs.write_text(replace(options.docs, "\n\n".join(parts)), encoding="utf-8")
+    options.docs.write_text(with_tables(options.docs, "gpu_report", "\n\n".join(parts)), encoding="utf-8")
     print(f"written: {options.docs}")
 
 
@@ -75,20 +76,6 @@ def measure(arguments: list[str]) -> str:
         raise SystemExit(f"gpu_report: `{shown}` failed, see above; the file is unchanged")
     print(f"{time.monotonic() - begin:.0f} seconds", flush=True)
     return f"```\n$ {shown}\n{done.stdout.strip()}\n```"
-
-
-def replace(docs: Path, tables: str) -> str:
-    """Returns a file's text with `tables` between the markers.
-
-    Raises:
-        SystemExit: The markers aren't there, once each and in this order.
-    """
-    text = docs.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end) or BEGIN in rest or END in after:
-        raise SystemExit(f"gpu_report: {docs} needs the lines {BEGIN} and {END}, once each and in this order")
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """What all tests share: no network, no writing into the user's caches, threads that don't fight, a tiny checkpoint."""
 
 import atexit
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,6 +99,46 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+# torch and transformers are imported once; each program runs in a copy of that process.
+FORKS = """
+import json, os, sys, traceback
+sys.modules["hf_vanilla_transformer"] = None
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainer
+for line in sys.stdin:
+    program, arguments, folder, out = json.loads(line)
+    if not (child := os.fork()):
+        os.chdir(folder)
+        for number, file in enumerate((os.devnull, out + "/out", out + "/err")):
+            os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
+        sys.stdin, sys.argv, code = open(0), ["program", *arguments], 1
+        try:
+            exec(program, {"__name__": "__main__"})
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(code)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def without_the_package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """Runs a program with arguments in a folder where this package can't be imported; returns what it printed."""
+    with subprocess.Popen([sys.executable, "-c", FORKS], stdin=-1, stdout=-1, text=True) as process:
+
+        def run(program: str, folder: Path, *arguments: object) -> str:
+            out = tmp_path_factory.mktemp("program")
+            print(json.dumps([program, [*map(str, arguments)], str(folder), str(out)]), file=process.stdin, flush=True)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "0\n", (out / "err").read_text(encoding="utf-8")
+            return (out / "out").read_text(encoding="utf-8")
+
+        yield run
+        process.kill()  # nothing is to be tidied up
 
 
 class Result(NamedTuple):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 import re
 import subprocess
 import sys
@@ -44,8 +43,7 @@ def measured(name, hypotheses, references, **options):
     return measure([name], hypotheses, references, **options)[name]
 
 
-@pytest.mark.parametrize("tokenize", ["13a", "intl", "char", "none", "zh"])
-@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize(("tokenize", "lowercase"), [("13a", False), ("intl", True), ("none", False), ("zh", True)])
 def test_bleu_agrees_with_sacrebleus_command_line(tmp_path, tokenize, lowercase):
     score = corpus_bleu(HYPOTHESES, REFERENCES, tokenize=tokenize, lowercase=lowercase)
     name, value, signature, details = _command_line(
@@ -55,11 +53,10 @@ def test_bleu_agrees_with_sacrebleus_command_line(tmp_path, tokenize, lowercase)
     assert score.value == pytest.approx(value, abs=1e-6)
 
 
-@pytest.mark.parametrize("lowercase", [False, True])
-def test_chrf_agrees_with_sacrebleus_command_line(tmp_path, lowercase):
-    score = measured("chrf", HYPOTHESES, REFERENCES, lowercase=lowercase)
-    options = ["--chrf-word-order", "0", *(["--chrf-lowercase"] if lowercase else [])]
-    name, value, signature, details = _command_line(tmp_path, "--metrics", "chrf", *options)
+def test_chrf_agrees_with_sacrebleus_command_line(tmp_path):
+    score = measured("chrf", HYPOTHESES, REFERENCES, lowercase=True)
+    options = ["--metrics", "chrf", "--chrf-word-order", "0", "--chrf-lowercase"]
+    name, value, signature, details = _command_line(tmp_path, *options)
     assert (score.name, score.signature, score.details) == (name, signature, details)
     assert score.value == pytest.approx(value, abs=1e-6)
 
@@ -136,8 +133,6 @@ def test_a_perfect_corpus_scores_100_and_an_empty_translation_0(name):
 
 def test_exact_match_is_a_percentage_of_identical_strings():
     assert measured("exact_match", ["a", "b", "c "], ["a", "B", "c"]).value == pytest.approx(100 / 3)
-    assert measured("exact_match", ("a",), ("a",)).value == 100.0
-    assert measured("exact_match", ["a"], ["b"]).value == 0.0
 
 
 # BLEU of older papers
@@ -229,30 +224,13 @@ def test_compounds_by_hand(text):
 # Errors of symbols
 
 
-def edits(one: list[str], other: list[str]) -> int:
-    """The Levenshtein distance by its definition."""
-    row = list(range(len(other) + 1))
-    for number, symbol in enumerate(one, start=1):
-        last, row[0] = row[0], number
-        for place, own in enumerate(other, start=1):
-            last, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, last + (symbol != own))
-    return row[-1]
-
-
 def test_errors_are_edits_per_symbol_of_the_corpus():
-    draw = random.Random(1)
-    texts = [" ".join(draw.choices(["a̠", "t͡ɕ", "k", "97"], k=draw.randrange(6))) for _ in range(80)]
-    hypotheses, references = texts[:40], texts[40:]
+    # Edits of symbols: one replaced, two left out, one too many, none. Of characters: "97" for "k" are two.
+    hypotheses, references = ["a k", "t͡ɕ", "k k k", "97"], ["a 97", "k a t͡ɕ", "k k", "97"]
     scores = measure(["wer", "exact_match", "ser", "cer"], hypotheses, references, symbols=str.split)
-    pairs = [(h.split(), r.split()) for h, r in zip(hypotheses, references, strict=True)]
-    wrong = 100 * sum(h != r for h, r in pairs) / 40
-    assert scores["wer"].value == pytest.approx(wrong)
-    assert scores["exact_match"].value == pytest.approx(100 - wrong)
-    assert scores["ser"].value == pytest.approx(100 * sum(edits(*p) for p in pairs) / sum(len(r) for _, r in pairs))
-    characters = [(list(h), list(r)) for h, r in zip(hypotheses, references, strict=True)]
-    assert scores["cer"].value == pytest.approx(
-        100 * sum(edits(*p) for p in characters) / sum(len(r) for _, r in characters)
-    )
+    assert (scores["wer"].value, scores["exact_match"].value) == (75, 25)
+    assert scores["ser"].value == pytest.approx(100 * (1 + 2 + 1 + 0) / (2 + 3 + 2 + 1))
+    assert scores["cer"].value == pytest.approx(100 * (2 + 4 + 2 + 0) / (4 + 7 + 3 + 2))
     signature = f"nrefs:1|unit:symbol|version:{sacrebleu.__version__}"
     assert (scores["ser"].name, scores["ser"].signature) == ("SER", signature)
 

@@ -92,9 +92,6 @@ def test_every_kind_of_plot_and_every_diagram_has_its_picture() -> None:
     commands = [command.split() for _, _, command in PICTURE.findall(PAGE)]
     assert {words[2] for words in commands if words[1] == "plot"} == set(plot.KINDS)
     assert {Path(words[-1]).stem for words in commands if words[1] == "-m"} == set(PICTURES)
-
-
-def test_every_picture_has_its_command() -> None:
     assert len(PICTURE.findall(PAGE)) == PAGE.count("![") == PAGE.count("](images/")
 
 

@@ -29,20 +29,14 @@ CARRIED_FILES = (*SETTINGS_FILES, "*.py", "LICENSE*")
 
 
 def average_checkpoints(
-    checkpoints: Sequence[Path],
-    output: Path,
-    *,
-    overwrite: bool = False,
-    trust_remote_code: bool = False,
+    checkpoints: Sequence[Path], output: Path, *, overwrite: bool = False, trust_remote_code: bool = False
 ) -> None:
     """Writes a model whose weights are the arithmetic mean of those of the checkpoints.
 
     Sums are float32 (float64 for float64 weights): the error of the mean of n weights of magnitude up to m is at most
     n m 2^-24, or 3e-7 for five weights of magnitude 1. The mean has the dtype of the checkpoints, and ties the same
     weights. Configuration, generation configuration, tokenizer and code are the last checkpoint's. Memory: one model in
-    float32.
-
-    The output appears when it is complete. A killed call leaves a hidden folder beside it.
+    float32. The output appears when it is complete.
 
     Args:
         checkpoints: Folders that the Trainer or `save_pretrained` wrote, weights in safetensors, one file or sharded.
@@ -51,8 +45,8 @@ def average_checkpoints(
         trust_remote_code: Whether code that comes with the last checkpoint may run, to check its weights.
 
     Raises:
-        CheckpointError: A checkpoint is damaged, given twice or unlike the first (tensors, architecture or vocabulary);
-            weights are not those of the configuration's model, or not finite; or `output` exists.
+        CheckpointError: A checkpoint is damaged, given twice or unlike the first; weights are not those of the
+            configuration's model, or not finite; or `output` exists.
         LinkError: One of their files is a link to a file elsewhere.
         OSError: The output can't be written; an old one is as it was.
     """
@@ -117,23 +111,21 @@ def mean_of(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
 
 def _tensors(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
     """Yields one (name, tensor) at a time; the file is mapped into memory, not read at once."""
-    names_of: dict[Path, list[str]] = {}
-    for name, (file, _) in tensors_in(checkpoint).items():
-        names_of.setdefault(file, []).append(name)
-    for file, names in names_of.items():
+    entries = tensors_in(checkpoint)
+    for file in sorted({file for file, _ in entries.values()}):
         with safe_open(file, framework="pt") as weights:
-            for name in names:
+            for name in (name for name, (own, _) in entries.items() if own == file):
                 yield name, weights.get_tensor(name)
 
 
 def _check_complete(checkpoints: Sequence[Path]) -> None:
-    """Checks that there are checkpoints, each of them once, with files of their own that are undamaged."""
     if not checkpoints:
         raise CheckpointError("there are no checkpoints to average; give at least one")
-    resolved = [checkpoint.resolve() for checkpoint in checkpoints]
+    known: set[Path] = set()
     for checkpoint in checkpoints:
-        if resolved.count(checkpoint.resolve()) > 1:
+        if checkpoint.resolve() in known:
             raise CheckpointError(f"{checkpoint} is given twice; it would count double")
+        known.add(checkpoint.resolve())
         # The average would contain files from elsewhere.
         check_links(checkpoint, _files(checkpoint, (SAFETENSORS, *CARRIED_FILES)), in_cache=True)
     damages = {checkpoint: damage_of(checkpoint, to_resume=False) for checkpoint in checkpoints}
@@ -146,7 +138,6 @@ def _files(checkpoint: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 def _check_alike(first: Path, other: Path) -> None:
-    """Checks that two checkpoints have one architecture and vocabulary, before any weights are read."""
     for what, read in (("tensors", _shapes), (CONFIG, _architecture), ("tokenizer", _vocabulary)):
         mine, others = read(first), read(other)
         if names := [name for name in mine.keys() | others.keys() if mine.get(name) != others.get(name)]:

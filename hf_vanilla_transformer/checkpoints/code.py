@@ -20,15 +20,10 @@ OLD_DIGESTS = {  # the first digits of the SHA-256 of its files
 
 
 class OtherCode(NamedTuple):
-    """Files of code beside a model's weights that differ from this version's.
+    """Files of code beside a model's weights that differ from this version's."""
 
-    Attributes:
-        old: Those of version 0.3.0.
-        edited: The others: they were edited, or are another version's.
-    """
-
-    old: list[str]
-    edited: list[str]
+    old: list[str]  # those of version 0.3.0
+    edited: list[str]  # the others: they were edited, or are another version's
 
     def note(self, name: str | Path) -> str | None:
         """Says what there is and what renews it, of a folder or of a name on the Hub; None: there is nothing."""

@@ -78,30 +78,22 @@ def damage_of(checkpoint: Path, *, to_resume: bool = True) -> str | None:
 
     The Trainer writes the model, then `optimizer.pt`, `scheduler.pt` and `rng_state*.pth`, and `trainer_state.json`
     last; a killed training or a full disk leaves some of them, or a truncated file. Changed values in files of the
-    right length aren't noticed.
-
-    Args:
-        checkpoint: The folder. If its name is `checkpoint-N`, it must contain a `trainer_state.json` that says N.
-        to_resume: Whether training is to resume from it, with the optimizer's and the schedule's state
-            (`save_only_model` leaves them out). False only asks for a model that can be loaded.
+    right length aren't noticed. A folder `checkpoint-N` must contain a `trainer_state.json` that says N. To resume, it
+    needs the optimizer's and the schedule's state (`save_only_model` leaves them out), else a model that can be loaded.
     """
     try:
-        _check(checkpoint, to_resume)
+        if not checkpoint.is_dir():
+            raise CheckpointError("there is no such folder")
+        if to_resume or step_of(checkpoint) is not None:
+            _check_state(checkpoint)
+        tensors_in(checkpoint)
+        for name in (CONFIG, *(one for one in OPTIONAL_JSON if (checkpoint / one).exists())):
+            read_json(checkpoint / name)
+        if to_resume:
+            _check_training(checkpoint)
     except (CheckpointError, OSError) as error:  # OSError: the folder was removed meanwhile, or can't be read
         return str(error).removeprefix(f"{checkpoint}{os.sep}")
     return None
-
-
-def _check(checkpoint: Path, to_resume: bool) -> None:
-    if not checkpoint.is_dir():
-        raise CheckpointError("there is no such folder")
-    if to_resume or step_of(checkpoint) is not None:
-        _check_state(checkpoint)
-    tensors_in(checkpoint)
-    for name in (CONFIG, *(one for one in OPTIONAL_JSON if (checkpoint / one).exists())):
-        read_json(checkpoint / name)
-    if to_resume:
-        _check_training(checkpoint)
 
 
 def _check_state(checkpoint: Path) -> None:
@@ -115,19 +107,14 @@ def _check_state(checkpoint: Path) -> None:
 
 def _check_training(checkpoint: Path) -> None:
     for file in (file for pattern in SAVED_BY_TORCH for file in sorted(checkpoint.glob(pattern))):
-        _check_loading(file)
+        try:  # as the Trainer loads it, but for the tensors' values
+            with safe_globals():
+                torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:  # of many kinds
+            raise CheckpointError(f"{file.name} can't be loaded ({first_line(error)})") from error
     if not any((checkpoint / name).exists() for name in (OPTIMIZER, OPTIMIZER_OF_FSDP)):
         raise CheckpointError(f"{OPTIMIZER} is missing (save_only_model leaves it out), so training can't resume")
     if not (checkpoint / SCHEDULER).exists():
         raise CheckpointError(f"{SCHEDULER} is missing, so training can't resume from it")
     if not any(checkpoint.glob(RANDOM_STATES)):  # a file, or one for each process
         raise CheckpointError("rng_state.pth is missing, so the random numbers of a resumed training would differ")
-
-
-def _check_loading(file: Path) -> None:
-    """Loads a file as the Trainer does, but for its tensors' values."""
-    try:
-        with safe_globals():
-            torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # of many kinds
-        raise CheckpointError(f"{file.name} can't be loaded ({first_line(error)})") from error

@@ -18,16 +18,10 @@ class LinkError(ValueError):
 
 
 def check_links(folder: Path, files: Iterable[Path] | None = None, *, in_cache: bool = False) -> None:
-    """Checks that files of a folder are no links out of it, before they are written, copied or sent.
+    """Raises `LinkError` if files of a folder are links out of it, before they are written, copied or sent.
 
-    Args:
-        folder: The folder of a run, a checkpoint or a model; it may be a link itself, and needn't exist.
-        files: Its files that are meant, whether they exist or not; None: all, and those of its subfolders.
-        in_cache: Whether the folder is only read, so that a snapshot in the Hub's cache may have links to
-            `../../blobs`.
-
-    Raises:
-        LinkError: One of them is a link out of the folder, or is in a subfolder that is one.
+    The folder may be a link itself, and needn't exist; nor need the files. Without `files`, all are meant, and those of
+    subfolders. `in_cache`: the folder is only read, and a snapshot in the Hub's cache may have links to `../../blobs`.
     """
     if files is None:
         files = (*folder.iterdir(), *folder.glob("*/*")) if folder.is_dir() else ()
@@ -52,17 +46,11 @@ def _beginning(path: Path) -> str:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yields the name of a file to write beside `path`; it replaces `path` at the end.
+    """Yields the name of a file to write beside `path`; it replaces `path`, or what that link refers to, at the end.
 
     The file is never half written. After an error, a full disk for instance, the new file is removed and the old one is
     what it was; what killed processes have left of it is removed. A device or a pipe, such as /dev/stdout, is yielded
-    itself.
-
-    Args:
-        path: The file to write; if it is a symbolic link, the file that it refers to is replaced.
-
-    Raises:
-        OSError: There is no such folder, or it can't be written.
+    itself. Raises OSError if there is no such folder, or it can't be written.
     """
     path = Path(path)
     if path.exists() and not path.is_file():  # a pipe's real path isn't one that can be opened
@@ -103,14 +91,8 @@ def check_new_folder(output: Path) -> None:
 def new_folder(output: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yields an empty folder that becomes `output` at the end; after an error, `output` is as it was.
 
-    A killed process leaves a hidden folder beside `output`, which the next one removes.
-
-    Args:
-        output: The folder.
-        replace: Whether it may exist with files in it.
-
-    Raises:
-        OSError: It can't be written, or there is something at `output`.
+    A killed process leaves a hidden folder beside `output`, which the next one removes. Raises OSError if it can't be
+    written, or there are files in `output` and these aren't to be replaced.
     """
     output = Path(os.path.realpath(output))  # neither "." nor a link can be removed by that name
     with tempfile.TemporaryDirectory(prefix=_beginning(output), suffix=".partial", dir=output.parent) as place:

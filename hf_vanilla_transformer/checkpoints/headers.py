@@ -14,13 +14,9 @@ Entry = tuple[str, list[int]]  # what a header of safetensors says of a tensor: 
 
 
 def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, Entry]]:
-    """Returns the tensors of a saved model in safetensors, one file or sharded, without reading their values.
+    """Returns the tensors of a saved model in safetensors, without their values: name -> file, and type and shape.
 
-    Returns:
-        Tensor's name -> its file, and its type and shape.
-
-    Raises:
-        CheckpointError: Files are missing or cut short, or the index doesn't match them; the message names the file.
+    `CheckpointError` names a file of it, one or sharded, that is missing or cut short, or an index that doesn't match.
     """
     if (checkpoint / WEIGHTS).exists() or not (checkpoint / WEIGHTS_INDEX).exists():
         return {name: (checkpoint / WEIGHTS, entry) for name, entry in _header(checkpoint / WEIGHTS).items()}
@@ -39,7 +35,6 @@ def tensors_in(checkpoint: Path) -> dict[str, tuple[Path, Entry]]:
 
 
 def _header(file: Path) -> dict[str, Entry]:
-    """Tensor's name -> dtype and shape, from the header of a safetensors file."""
     if not file.is_file():
         raise CheckpointError(f"{file} is missing")
     try:

@@ -10,13 +10,18 @@ CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 CT2_WEIGHTS, ONNX_ENCODER = "model.bin", "encoder_model.onnx"
-TOKENIZER, TOKENIZER_CONFIG, SOURCE_SPM = "tokenizer.json", "tokenizer_config.json", "source.spm"
-TOKENIZER_SETTINGS = (TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
+ARGOS, ARGOS_METADATA = ".argosmodel", "metadata.json"  # a package in CTranslate2's format: a zip, or its folder
+ARGOS_WEIGHTS = f"model/{CT2_WEIGHTS}"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+OLD_TOKENIZER_SETTINGS = ("special_tokens_map.json", "added_tokens.json")  # no longer written, and read if they exist
+TOKENIZER_SETTINGS = (TOKENIZER_CONFIG, *OLD_TOKENIZER_SETTINGS)
+VOCABULARY, SOURCE_SPM = "vocab.json", "source.spm"
+VOCABULARIES, SPMS = (VOCABULARY, "target_vocab.json"), (SOURCE_SPM, "target.spm")  # of OPUS-MT's models
 # Of tokenizers, this package's and others; "segmentation.json" is of converted models.
 # In full, as a pattern like "vocab*" would publish a user's own files, and remove them from a repository.
 VOCABULARY_FILES = (
-    *(TOKENIZER, "target_tokenizer.json", "segmentation.json", "vocab.json", "vocab.txt", "target_vocab.json"),
-    *("merges.txt", SOURCE_SPM, "target.spm", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
+    *(TOKENIZER, "target_tokenizer.json", "segmentation.json", "vocab.txt", "merges.txt"),
+    *(*VOCABULARIES, *SPMS, "sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
 )
 # What `from_pretrained` reads beside weights and code.
 SETTINGS_FILES = (CONFIG, GENERATION_CONFIG, *TOKENIZER_SETTINGS, *VOCABULARY_FILES)
@@ -38,7 +43,8 @@ class Kind(StrEnum):
 
 WITHOUT_CONFIG = f"is not a checkpoint: it has no {CONFIG}; "
 PROBLEMS = {
-    Kind.CTRANSLATE2: "is in CTranslate2's format; give the model that it was exported from",
+    Kind.CTRANSLATE2: "is in CTranslate2's format; give the model that it was exported from, or what `convert` makes "
+    "of it",
     Kind.ONNX: "is in ONNX's format, for onnxruntime; give the model that it was exported from",
     Kind.ADAPTER: f"{WITHOUT_CONFIG}it is an adapter of PEFT: give PeftModel.from_pretrained(model, folder).eval() and "
     "tokenizer=...",
@@ -51,8 +57,8 @@ def kind_of(name: str | Path) -> Kind:
     """Tells what a folder is, or that a name is none: then it may be one on the Hub."""
     folder = Path(name)
     if not folder.is_dir():
-        return Kind.NAME
-    if (folder / CT2_WEIGHTS).is_file():
+        return Kind.CTRANSLATE2 if folder.suffix == ARGOS and folder.is_file() else Kind.NAME
+    if (folder / CT2_WEIGHTS).is_file() or all((folder / one).is_file() for one in (ARGOS_METADATA, ARGOS_WEIGHTS)):
         return Kind.CTRANSLATE2
     if (folder / ONNX_ENCODER).is_file():
         return Kind.ONNX
@@ -63,15 +69,15 @@ def kind_of(name: str | Path) -> Kind:
     return Kind.RUN if _checkpoints(folder) else Kind.OTHER
 
 
-def check_kind(name: str | Path, *also: Kind) -> None:
-    """Raises `CheckpointError` for a folder that is no model of transformers, and of none of the kinds in `also`."""
+def check_kind(name: str | Path, *also: Kind) -> Kind:
+    """Returns the kind of a name; a folder that is neither a model nor of a kind in `also` is a `CheckpointError`."""
     kind = kind_of(name)
     if kind not in also and (problem := PROBLEMS.get(kind)) is not None:
         raise CheckpointError(f"{name} {problem}{', '.join(_checkpoints(Path(name))) if kind is Kind.RUN else ''}")
+    return kind
 
 
 def _checkpoints(run: Path) -> list[str]:
-    """Returns the names of the checkpoints in the folder of a training."""
     return sorted(file.parent.name for kind in ("checkpoint", "averaged") for file in run.glob(f"{kind}-*/{CONFIG}"))
 
 

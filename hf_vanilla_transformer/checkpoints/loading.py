@@ -34,45 +34,26 @@ UNUSED_ROWS, UNUSED_SHARE = 128, 0.01
 
 
 class Where(TypedDict, total=False):
-    """Where a checkpoint is, and whether its code may run; `load_model` explains each."""
+    """Where a checkpoint is, and whether its code may run."""
 
-    trust_remote_code: bool
-    local_files_only: bool
-    revision: str | None
-    token: str | bool | None
+    trust_remote_code: bool  # without it, there is no prompt either
+    local_files_only: bool  # a name on the Hub is only looked for among the files of earlier downloads
+    revision: str | None  # branch, tag or commit on the Hub
+    token: str | bool | None  # for the Hub, as for `from_pretrained`
 
 
 def load_checkpoint(
     name: str | Path, *, dtype: torch.dtype | str = "auto", **where: Unpack[Where]
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """Loads a sequence-to-sequence model and its tokenizer, and checks that they belong together.
-
-    Arguments are those of `load_model`.
-
-    Returns:
-        The tokenizer, and the model on the CPU in evaluation mode.
-
-    Raises:
-        CheckpointError: As for `load_model`, or the tokenizer is another model's.
-    """
+    """Loads a model as `load_model` does, and its tokenizer; `CheckpointError` if that is another model's, too."""
     tokenizer = load_tokenizer(name, **where)
     model = load_model(name, dtype=dtype, **where)
     check_tokenizer(tokenizer, model.config, str(name))
     return tokenizer, model
 
 
-def load_tokenizer(
-    name: str | Path,
-    *,
-    trust_remote_code: bool = False,
-    local_files_only: bool = False,
-    revision: str | None = None,
-    token: str | bool | None = None,
-) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str | Path, **where: Unpack[Where]) -> PreTrainedTokenizerBase:
     """Loads a tokenizer; arguments and errors as for `load_model`."""
-    where = Where(
-        trust_remote_code=trust_remote_code, local_files_only=local_files_only, revision=revision, token=token
-    )
     with _plain_errors(name, where), without_advice():
         folder = _checked_folder(name, where)
         if folder == Path(name) and not any(any(folder.glob(pattern)) for pattern in VOCABULARY_FILES):
@@ -102,11 +83,8 @@ def load_model(
     name: str | Path,
     *,
     dtype: torch.dtype | str = "auto",
-    trust_remote_code: bool = False,
-    local_files_only: bool = False,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    **fields: object,
+    fields: Mapping[str, object] | None = None,
+    **where: Unpack[Where],
 ) -> PreTrainedModel:
     """Loads a sequence-to-sequence model, and refuses one whose weights don't fit its configuration.
 
@@ -115,11 +93,8 @@ def load_model(
     Args:
         name: A folder that `save_pretrained` wrote, or a name on the Hub.
         dtype: Type of the weights; "auto": as they were saved.
-        trust_remote_code: Whether code that comes with the checkpoint may run. Without it, there is no prompt.
-        local_files_only: Whether a name on the Hub is only looked for among the files of earlier downloads.
-        revision: Branch, tag or commit on the Hub.
-        token: For the Hub, as for `from_pretrained`.
-        **fields: Fields of the configuration that take the place of the checkpoint's, `dropout` for instance.
+        fields: Fields of the configuration that take the place of the checkpoint's, `dropout` for instance.
+        **where: Whether its code may run, and where on the Hub it is.
 
     Returns:
         The model, on the CPU in evaluation mode.
@@ -127,9 +102,6 @@ def load_model(
     Raises:
         CheckpointError: It can't be loaded, or tensors are missing, unknown, of another shape or not finite.
     """
-    where = Where(
-        trust_remote_code=trust_remote_code, local_files_only=local_files_only, revision=revision, token=token
-    )
     with _plain_errors(name, where):
         folder = _checked_folder(name, where)
         model, report = AutoModelForSeq2SeqLM.from_pretrained(
@@ -138,7 +110,7 @@ def load_model(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are in the report, then
             **where,
-            **fields,
+            **(fields or {}),
         )
     _check_report(name, report)
     _check_tokens(name, model)
@@ -171,19 +143,19 @@ def _plain_errors(name: str | Path, where: Where) -> Iterator[None]:
 
 def _check_report(name: str | Path, report: Mapping[str, Collection[Any]]) -> None:
     """Refuses a model for which `from_pretrained` would only log a warning."""
-    problems = {"missing_keys": "the weights have no", "unexpected_keys": "the model has no"}
-    for key, problem in problems.items():
-        if report.get(key):
-            raise CheckpointError(f"{name}: {problem} {named(report[key])}; config.json and the weights don't match")
-    if mismatched := report.get("mismatched_keys"):
-        shapes = [f"{key} is {tuple(saved)}, not {tuple(wanted)}" for key, saved, wanted in mismatched]
-        raise CheckpointError(f"{name}: {named(shapes)}; config.json and the weights don't match")
+    mismatched = report.get("mismatched_keys") or ()
+    problems = {
+        "the weights have no ": report.get("missing_keys"),
+        "the model has no ": report.get("unexpected_keys"),
+        "": [f"{key} is {tuple(saved)}, not {tuple(wanted)}" for key, saved, wanted in mismatched],
+    }
+    if found := [f"{problem}{named(names)}" for problem, names in problems.items() if names]:
+        raise CheckpointError(f"{name}: {found[0]}; config.json and the weights don't match")
     if report.get("error_msgs"):
         raise CheckpointError(f"{name}: {named(report['error_msgs'])}")
 
 
 def _checked_folder(name: str | Path, where: Where) -> Path:
-    """Returns the folder of a checkpoint's files, and refuses configurations that can't be used."""
     file = cached_file(name, CONFIG, _raise_exceptions_for_missing_entries=False, **where)
     if file is None:  # a tokenizer alone
         return Path(name)
@@ -199,7 +171,6 @@ def _checked_folder(name: str | Path, where: Where) -> Path:
 
 
 def _check_tokens(name: str | Path, model: PreTrainedModel) -> None:
-    """Refuses a generation config with other special tokens than the model's."""
     for token in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
         own, wanted = (as_list(getattr(config, token, None)) for config in (model.generation_config, model.config))
         if own and wanted and not set(wanted) <= set(own):
@@ -223,14 +194,8 @@ def not_finite(model: torch.nn.Module) -> list[str]:
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, name: str) -> None:
     """Checks that a model was trained with a tokenizer, as far as that can be known.
 
-    Args:
-        tokenizer: The tokenizer.
-        config: The model's configuration; its `tokenizer_fingerprint`, if there is one, decides.
-        name: The checkpoint's, for errors.
-
-    Raises:
-        CheckpointError: Its special tokens have other ids, it has ids that the model has no embedding for, it has many
-            fewer than the model, or the model was trained with another one.
+    The configuration's `tokenizer_fingerprint`, if there is one, decides. `CheckpointError` calls the model by `name`:
+    special tokens have other ids, the model has no embedding for some, or many that no id has, or another fingerprint.
     """
     for token in ("pad_token_id", "eos_token_id"):
         own, wanted = getattr(tokenizer, token, None), as_list(getattr(config, token, None))

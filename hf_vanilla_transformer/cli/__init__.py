@@ -20,8 +20,7 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..errors import did_you_mean, first_line, is_out_of_memory, printable
 from . import average, card, convert, evaluate, explain, export, info, plot, push, score, serve, train, translate
-from .arguments import add_debug
-from .models import missing
+from .arguments import add as add_options
 from .output import PROGRAM, UsageError
 
 EXIT_FAILURE = 1
@@ -61,10 +60,12 @@ def _outcome(error: BaseException) -> tuple[int, str]:
     if isinstance(error, BrokenPipeError):  # the reader has stopped reading, `| head -1`
         return EXIT_PIPE_CLOSED, ""
     is_own = type(error).__module__.startswith("hf_vanilla_transformer")  # its message names the fix
-    if isinstance(error, UsageError) or (is_own and isinstance(error, ValueError)):
+    is_missing = isinstance(error, ImportError) and error.name is None  # raised here, with what to install
+    if isinstance(error, UsageError) or is_missing or (is_own and isinstance(error, ValueError)):
         return EXIT_WRONG_USE, f"{PROGRAM}: error: {first_line(error)}\n"
     if isinstance(error, ModuleNotFoundError):
-        return EXIT_WRONG_USE, f"{PROGRAM}: error: {missing(error)}\n"
+        fix = "run pip install . in a checkout of hf_vanilla_transformer"
+        return EXIT_WRONG_USE, f"{PROGRAM}: error: this needs {error.name}, which isn't installed: {fix}\n"
     if is_out_of_memory(error):
         problem = "the memory is exhausted; close other programs, or give smaller batches"
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -151,30 +152,19 @@ def _parser() -> _Parser:
     parser = _Parser(prog=PROGRAM, description='The Transformer of "Attention Is All You Need".', allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     parser.set_defaults(debug=False)
-    add_debug(parser)
+    add_options(parser, "--debug")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     for name, add in COMMANDS.items():
         summary = (add.__doc__ or "").splitlines()[0]
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         command.set_defaults(parser=command)
         add(command)
-        add_debug(command)
+        add_options(command, "--debug")
     return parser
 
 
-# Command -> its `add_arguments`; the first line of that function's docstring is the command's summary.
+# Command, named as its module -> `add_arguments`; the first line of that function's docstring is the command's summary.
+MODULES = (train, average, evaluate, translate, score, plot, explain, serve, convert, export, card, push, info)
 COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
-    "train": train.add_arguments,
-    "average": average.add_arguments,
-    "evaluate": evaluate.add_arguments,
-    "translate": translate.add_arguments,
-    "score": score.add_arguments,
-    "plot": plot.add_arguments,
-    "explain": explain.add_arguments,
-    "serve": serve.add_arguments,
-    "convert": convert.add_arguments,
-    "export": export.add_arguments,
-    "card": card.add_arguments,
-    "push": push.add_arguments,
-    "info": info.add_arguments,
+    module.__name__.rpartition(".")[2]: module.add_arguments for module in MODULES
 }

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from .arguments import positive
+from .arguments import add, positive
 from .output import UsageError, show
 
 LAST = 5  # the paper's base model; 20 for its big one
@@ -15,33 +15,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "The result is a saved model: vanilla-transformer translate --model RUN/averaged-5"
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("run_folder", nargs="?", type=Path, metavar="RUN", help="a run's folder, with checkpoint-N")
-    source.add_argument(
-        "--checkpoints",
-        nargs="+",
-        type=Path,
-        metavar="DIR",
-        help="checkpoints to average, instead of a run's last ones",
-    )
-    parser.add_argument(
-        "--last", type=positive, metavar="N", help=f"average RUN's N newest complete checkpoints (default: {LAST})"
-    )
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="folder to write (default: averaged-N next to the checkpoints)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing model in the output folder")
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run code that comes with the last checkpoint, to check it"
-    )
+    instead = "checkpoints to average, instead of a run's last ones"
+    source.add_argument("--checkpoints", nargs="+", type=Path, metavar="DIR", help=instead)
+    newest = f"average RUN's N newest complete checkpoints (default: {LAST})"
+    parser.add_argument("--last", type=positive, metavar="N", help=newest)
+    output = "folder to write (default: averaged-N next to the checkpoints)"
+    add(parser, "--output", required=False, type=Path, help=output)
+    add(parser, "--overwrite", help="replace an existing model in the output folder")
+    add(parser, "--trust-remote-code", help="run code that comes with the last checkpoint, to check it")
     parser.set_defaults(run=_average)
 
 
 def _average(arguments: argparse.Namespace) -> None:
-    """Averages the checkpoints that the command line selects and prints which they were."""
     if arguments.checkpoints and arguments.last:
         raise UsageError("--last is for RUN's checkpoints, and --checkpoints names others; give one of the two")
     if arguments.run_folder and not arguments.run_folder.is_dir():
         raise UsageError(f"{arguments.run_folder} is not a folder; RUN must be the output folder of a training")
-    output = _output(arguments)
+    output = arguments.output or _output(arguments)
 
     from transformers.utils import logging
 
@@ -60,8 +50,7 @@ def _average(arguments: argparse.Namespace) -> None:
 
 
 def _output(arguments: argparse.Namespace) -> Path:
-    if arguments.output:
-        return Path(arguments.output)
+    """Returns the folder of the average where none is given."""
     if arguments.run_folder:
         return Path(arguments.run_folder / f"averaged-{arguments.last or LAST}")
     parents = {checkpoint.parent for checkpoint in arguments.checkpoints}
@@ -75,7 +64,6 @@ def _named(checkpoints: Sequence[Path]) -> str:
     from ..checkpoints.completeness import step_of
 
     steps = [step_of(checkpoint) for checkpoint in checkpoints]
-    count = f"{len(checkpoints)} checkpoint{'s' if len(checkpoints) > 1 else ''}"
-    if None in steps:
-        return f"{count} ({', '.join(str(checkpoint) for checkpoint in checkpoints)})"
-    return f"{count} (step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))})"
+    end = "s" if len(checkpoints) > 1 else ""
+    named = ", ".join(map(str, checkpoints if None in steps else steps))
+    return f"{len(checkpoints)} checkpoint{end} ({'' if None in steps else f'step{end} '}{named})"

@@ -18,22 +18,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "existing card are kept."
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the model's folder; the card is its README.md")
-    parser.add_argument(
-        "--name",
-        metavar="USER/NAME",
-        help="the model's name on the Hub, for the card's code (default: the name in the existing card, or the folder)",
-    )
-    parser.add_argument("--title", metavar="TEXT", help="the card's title (default: the name)")
+    for option, metavar, text in (
+        ("name", "USER/NAME", "the model's name on the Hub, for its code (default: that in the card, or the folder)"),
+        ("title", "TEXT", "the card's title (default: the name)"),
+        ("license", "ID", "licence of the weights, such as apache-2.0"),
+        ("base-model", "NAME", "the model on the Hub that it was converted or trained from"),
+        ("limits", "TEXT", "what the model can't do, a sentence or two"),
+    ):
+        parser.add_argument(f"--{option}", metavar=metavar, help=text)
     for side, what in (("source", "from, such as en"), ("target", "to, such as de")):
         text = f"code of the language it translates {what}"
         parser.add_argument(f"--{side}-lang", dest=f"{side}_language", metavar="CODE", help=text)
     several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
     languages = "its languages, if it has more than two or no direction"
     parser.add_argument("--language", dest="languages", **several, metavar="CODE", help=languages)
-    parser.add_argument("--license", metavar="ID", help="licence of the weights, such as apache-2.0")
     data = "data sets on the Hub that it was trained on"
     parser.add_argument("--dataset", "--dataset-name", dest="datasets", **several, metavar="NAME", help=data)
-    parser.add_argument("--limits", metavar="TEXT", help="what the model can't do, a sentence or two")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing card")
     parser.set_defaults(run=_card)
 
@@ -45,8 +45,7 @@ def _card(arguments: argparse.Namespace) -> None:
         raise UsageError(f"{folder} is not a folder; DIR must be that of a saved model")
 
     from ..checkpoints.code import other_code
-    from ..hub.card_file import CARD
-    from ..hub.facts import is_repository, local_name, read_facts
+    from ..hub.facts import CARD, is_repository, local_name, read_facts
     from ..hub.model_card import save_card
 
     if arguments.name is not None and not is_repository(arguments.name):
@@ -78,6 +77,7 @@ def _missing(facts: "RunFacts") -> list[str]:
     """Lists the facts that only the user can know and that the card lacks."""
     options = {
         "languages (--source-lang, --target-lang)": facts.source_language or facts.target_language or facts.languages,
-        "licence (--license)": facts.license,
+        "licence (--license)": facts.license or facts.metadata.get("license"),
+        "base model (--base-model)": not facts.converted or facts.base_model or facts.metadata.get("base_model"),
     }
     return [f"the card names no {what}" for what, value in options.items() if not value]

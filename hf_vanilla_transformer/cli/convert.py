@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..interop import SYSTEMS
+from .arguments import add
 from .models import loading, set_up_transformers
 from .output import UsageError, check_output_folder, show
 
@@ -26,41 +27,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"Systems: {known}. The result computes the same logits; notes say where translations may differ. Then: "
         "vanilla-transformer translate --model DIR"
     )
-    parser.add_argument(
-        "source", metavar="SOURCE", help="the model's file or folder, or a Marian model's name on the Hub"
-    )
-    parser.add_argument(
-        "--output", required=True, metavar="DIR", help="folder to write; it must not exist, or be empty"
-    )
-    parser.add_argument(
-        "--from", dest="system", choices=list(SYSTEMS), help="the system that SOURCE comes from (default: recognised)"
-    )
-    parser.add_argument(
-        "--mapping", metavar="YAML", help="layout of a state dict: your file, or the name of one of the package's"
-    )
+    source = "the model's file or folder, or the name on the Hub of a model of Marian or in CTranslate2's format"
+    parser.add_argument("source", metavar="SOURCE", help=source)
+    add(parser, "--output")
+    system = "the system that SOURCE comes from (default: recognised)"
+    parser.add_argument("--from", dest="system", choices=list(SYSTEMS), help=system)
+    layout = "layout of a state dict: your file, or the name of one of the package's"
+    parser.add_argument("--mapping", metavar="YAML", help=layout)
     parser.add_argument("--list-mappings", action=_ListMappings, nargs=0, help="list the package's mappings")
-    parser.add_argument(
-        "--check", metavar="FILE", help="ids and the original's logits (docs/interop.md): nothing is written if others"
-    )
-    parser.add_argument(
-        "--vocab",
-        nargs="+",
-        default=(),
-        metavar="FILE",
-        help="of Marian's .npz: the vocabulary (.spm, .yml, .json, .txt), or the source's and the target's",
-    )
+    logits = "ids and the original's logits (docs/interop.md): nothing is written if others"
+    parser.add_argument("--check", metavar="FILE", help=logits)
+    vocabulary = "of Marian's .npz: the vocabulary (.spm, .yml, .json, .txt), or the source's and the target's"
+    parser.add_argument("--vocab", nargs="+", default=(), metavar="FILE", help=vocabulary)
     parser.add_argument("--no-tokenizer", action="store_true", help="convert the model alone")
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")
     parser.set_defaults(run=_convert)
 
 
 def _convert(arguments: argparse.Namespace) -> None:
-    """Converts and says where the result is."""
     from ..data.hub_names import check_model_on_hub
 
     check_output_folder(arguments.output)
     is_local = Path(arguments.source).exists()
-    if not is_local and (arguments.system not in (None, "marian") or arguments.mapping):
+    if not is_local and (arguments.system not in (None, "marian", "ctranslate2") or arguments.mapping):
         raise UsageError(f"there is no file or folder {arguments.source}")
     is_local = is_local or not check_model_on_hub(arguments.source)
     with loading():
@@ -78,6 +67,4 @@ def _convert(arguments: argparse.Namespace) -> None:
         local_files_only=is_local,
         check=arguments.check,
     )
-    show(f"converted {arguments.source} into {arguments.output}")
-    for note in notes:
-        show(f"note: {note}")
+    show(f"converted {arguments.source} into {arguments.output}", notes)

@@ -9,21 +9,21 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..checkpoints.files import write_text
 from ..errors import first_line
-from .arguments import LANGUAGES, add_decoding_arguments, add_language_arguments, positive
+from .arguments import LANGUAGE_OPTIONS, NUMBER, add, add_decoding
 from .lines import read_parallel
-from .models import check_model_name, decoding_errors, decoding_options, import_extra, load_ensemble
-from .output import UsageError, check_output, say_written, show, table, warn, warn_of_line
+from .models import call_options, check_model_name, decoding_errors, load_ensemble
+from .output import UsageError, check_output, say_written, show, table, warn_of_line
 
 if TYPE_CHECKING:
     from ..metrics import Comparison
+    from ..translation.backend import Call
     from ..translation.evaluation import EvaluationResult, Measures
     from ..translation.scoring import Likelihood
-    from ..translation.translator import Translator
 
 PACKAGES = ("torch", "transformers", "sacrebleu")
 
@@ -35,37 +35,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "decoding alone, from text to text. Perplexity leaves out pairs with a side longer than --max-source-tokens; a "
         "warning names them. Files are written when all models are evaluated, each completely or not at all."
     )
-    parser.add_argument(
-        "--model",
-        nargs="+",
-        required=True,
-        metavar="DIR",
-        help="saved models' folders, or names on the Hub; one row each",
-    )
-    parser.add_argument(
-        "--ensemble", action="store_true", help="evaluate the models as one that averages their probabilities"
-    )
-    parser.add_argument(
-        "--source",
-        required=True,
-        metavar="FILE",
-        help="sentences, one per line, compressed or not; or a table (.tsv, .csv, .jsonl, .parquet) with both sides",
-    )
-    parser.add_argument(
-        "--reference",
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="their reference translations, line by line; of several files, a line of a later one may be empty",
-    )
+    add(parser, "--model", nargs="+", help="saved models' folders, or names on the Hub; one row each")
+    one = "evaluate the models as one that averages their probabilities"
+    parser.add_argument("--ensemble", action="store_true", help=one)
+    source = "sentences, one per line, compressed or not; or a table (.tsv, .csv, .jsonl, .parquet) with both sides"
+    parser.add_argument("--source", required=True, metavar="FILE", help=source)
+    reference = "their reference translations, line by line; of several files, a line of a later one may be empty"
+    parser.add_argument("--reference", nargs="+", default=[], metavar="FILE", help=reference)
     for name in ("source", "target"):
         help = f"the {name}'s column of the table, by its name or its number (default: {name})"
         parser.add_argument(f"--{name}-column", metavar="NAME", help=help)
     parser.add_argument("--feature-columns", nargs="+", metavar="NAME", help="columns with features of the source")
     _add_metric_arguments(parser)
-    _add_file_arguments(parser)
-    add_language_arguments(parser)
-    add_decoding_arguments(parser)
+    parser.add_argument("--json", metavar="FILE", help="write scores, signatures and settings there")
+    parser.add_argument("--output", metavar="FILE", help="write the translations there, one per line")
+    add(parser, "--overwrite", *LANGUAGE_OPTIONS)
+    add_decoding(parser)
     parser.set_defaults(run=_evaluate)
 
 
@@ -81,19 +66,11 @@ def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
         "space only, for tokenised text; bleu_compound_split: the paper's, with compounds split at hyphens; wer: the "
         "rest of exact_match; ser, cer: errors per symbol, per character",
     )
-    parser.add_argument(
-        "--n-best",
-        type=positive,
-        metavar="N",
-        help="measure as well how often one of the best 1, 3, 5 ... N is right (lists that lack different ones are "
-        "searched with more beams)",
-    )
-    parser.add_argument(
-        "--tokenize",
-        default="13a",
-        metavar="NAME",
-        help="tokeniser of bleu and bleu_compound_split: 13a (default), intl, none (for tokenised text), zh, char ...",
-    )
+    best = "measure as well how often one of the best 1, 3, 5 ... N is right"
+    more = "lists that lack different ones are searched with more beams"
+    parser.add_argument("--n-best", **NUMBER, help=f"{best} ({more})")
+    words = "tokeniser of bleu and bleu_compound_split: 13a (default), intl, none (for tokenised text), zh, char ..."
+    parser.add_argument("--tokenize", default="13a", metavar="NAME", help=words)
     parser.add_argument("--lowercase", action="store_true", help="case-insensitive bleu and chrf")
     parser.add_argument(
         "--significance",
@@ -111,12 +88,6 @@ def _measure(text: str) -> str:
     return text
 
 
-def _add_file_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", metavar="FILE", help="write scores, signatures and settings there")
-    parser.add_argument("--output", metavar="FILE", help="write the translations there, one per line")
-    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
-
-
 @dataclass
 class _Row:
     """One model or one ensemble."""
@@ -124,42 +95,31 @@ class _Row:
     name: str
     models: list[str]
     result: "EvaluationResult"
-    seconds: dict[str, float]  # of loading, scoring and decoding
     likelihood: "Likelihood"
-    decoding: dict[str, Any]
+    seconds: dict[str, float]  # of loading, scoring and decoding
+    decoding: dict[str, object]  # how, and by what
     comparisons: "list[Comparison]" = field(default_factory=list)  # with the first row
 
     @property
-    def speeds(self) -> tuple[float, float]:
+    def speeds(self) -> dict[str, float]:
         """Sentences and tokens per second."""
-        counts = len(self.result.translations), self.result.num_output_tokens
-        return counts[0] / self.seconds["decoding"], counts[1] / self.seconds["decoding"]
+        counts = {"sentences": len(self.result.translations), "tokens": self.result.num_output_tokens}
+        return {f"{name}_per_second": count / self.seconds["decoding"] for name, count in counts.items()}
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    """Checks files and metrics, evaluates each model or the ensemble, prints the report and writes the files."""
     for name in arguments.model:
         check_model_name(name)
     _check_models(arguments)
     sources, references = _read(arguments)
     _check_outputs(arguments)
-    try:
-        _check_measures(arguments, len(sources))
-    except (ValueError, ImportError, RuntimeError) as error:
-        raise UsageError(first_line(error)) from error
+    _check_measures(arguments, len(sources))
 
-    groups = [arguments.model] if arguments.ensemble else [[name] for name in arguments.model]
     rows: list[_Row] = []
-    measures = None
-    for group in groups:
-        begun = time.perf_counter()
-        translator = load_ensemble(group, arguments)
-        loading = time.perf_counter() - begun
-        measures = measures or _measures(arguments, translator, sources, references)
-        rows.append(_row(arguments, group, translator, sources, references, measures, loading))
-        del translator  # before the next one is loaded
-    if arguments.significance and measures:
-        _compare(rows, measures, sources, references)
+    for names in [arguments.model] if arguments.ensemble else [[name] for name in arguments.model]:
+        rows.append(_row(arguments, names, sources, references, rows[0].result.measures if rows else None))
+    if arguments.significance:
+        _compare(rows, sources, references)
     try:
         show(_report(rows))
     finally:  # even if the report can't be printed
@@ -186,10 +146,12 @@ def _read(arguments: argparse.Namespace) -> tuple[list[str], list[list[str]]]:
     if not arguments.reference:
         if not is_table(arguments.source):
             raise UsageError("the sources need references; give --reference FILE, or a table with both by --source")
+        from ..data.tables import read_table
+
         check_file(Path(arguments.source))
         sides = (arguments.source_column or "source", arguments.target_column or "target")
         columns = (*sides, *(arguments.feature_columns or ()))
-        pairs = list(import_extra("data.tables").read_table(arguments.source, columns))
+        pairs = list(read_table(arguments.source, columns))
         return [pair["source"] for pair in pairs], [[pair["target"]] for pair in pairs]
     if is_table(arguments.source) or arguments.source_column or arguments.target_column or arguments.feature_columns:
         raise UsageError("--reference and columns are two ways to give references; give text files, or one table")
@@ -207,101 +169,84 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
             taken.append(name)
 
 
-# ---- Measures ----
 def _check_measures(arguments: argparse.Namespace, count: int) -> None:
-    """Raises an error, before a model is loaded, for measures that aren't available."""
+    """Checks, before a model is loaded, that the measures are available."""
     from ..metrics import check_resampling, measure
 
-    measure(arguments.metrics or ["bleu"], ["a"], ["a"], tokenize=arguments.tokenize, lowercase=arguments.lowercase)
-    if arguments.significance:
-        check_resampling(count)
-
-
-def _measures(
-    arguments: argparse.Namespace, translator: "Translator", sources: list[str], references: list[list[str]]
-) -> "Measures":
-    """Chooses what is still open by the first model's tokenizer, and warns of BLEU that can only be 0."""
-    from ..metrics import check_resampling, measure, why_unmeasurable
-
-    names = dict.fromkeys(arguments.metrics)
-    with decoding_errors():
-        from ..translation.evaluation import Measures  # an exported model may be where it can't be imported
-
-        measures = Measures.of(translator.tokenizer, names, tokenize=arguments.tokenize, lowercase=arguments.lowercase)
-        _, kept = measures.lines(sources, references)
+    try:
+        measure(arguments.metrics or ["bleu"], ["a"], ["a"], tokenize=arguments.tokenize, lowercase=arguments.lowercase)
         if arguments.significance:
-            check_resampling(len(kept))
-        bleu = [name for name in measures.names if name.startswith("bleu")]
-        alone = measure(bleu, [own[0] for own in kept], kept, **measures.how)
-    if problem := next(filter(None, map(why_unmeasurable, alone.values())), None):
-        warn(problem)
-    return measures
-
-
-def _compare(rows: list[_Row], measures: "Measures", sources: list[str], references: list[list[str]]) -> None:
-    """Tests whether each row but the first differs from the first by more than chance."""
-    from ..metrics import paired_bootstrap
-
-    places, kept = measures.lines(sources, references)
-    systems = [[row.result.translations[place] for place in places] for row in rows]
-    comparisons = paired_bootstrap(systems, kept, names=measures.names, **measures.how)
-    for row, own in zip(rows[1:], comparisons, strict=True):
-        row.comparisons = own
+            check_resampling(count)
+    except (ValueError, ImportError, RuntimeError) as error:
+        raise UsageError(first_line(error)) from error
 
 
 # ---- Models ----
 def _row(
     arguments: argparse.Namespace,
     names: list[str],
-    translator: "Translator",
     sources: list[str],
     references: list[list[str]],
-    measures: "Measures",
-    loading: float,
+    measures: "Measures | None",
 ) -> _Row:
-    from ..translation.decoding import source_limit
-    from ..translation.evaluation import evaluate
+    """Evaluates a model or an ensemble; without measures, its tokenizer chooses what is still open."""
+    begun = time.perf_counter()
+    translator = load_ensemble(names, arguments)
+    loading = time.perf_counter() - begun
+    from ..translation.evaluation import evaluate  # an exported model may be where it can't be imported
 
-    model = translator.decodes_with
-    limit = source_limit(model, arguments.max_source_tokens, translator.tokenizer)
-    names_of_call = ("unknown_target", *LANGUAGES)
-    options = {name: getattr(arguments, name) for name in names_of_call} | decoding_options(arguments, model)
-    limits = {"batch_size": arguments.batch_size, "batch_tokens": arguments.batch_tokens}
+    options = call_options(arguments, translator)
     with decoding_errors():
-        setting = {**_settings(translator, options), **limits, "max_source_tokens": limit}
+        call = translator.call(options)
         result = evaluate(
             translator,
             sources,
             references,
-            metrics=measures,
+            metrics=measures or dict.fromkeys(arguments.metrics),
+            tokenize=arguments.tokenize,
+            lowercase=arguments.lowercase,
             n_best=arguments.n_best,
-            on_omission=lambda index: _warn(index, limit, "it is left out of the perplexity"),
-            on_division=lambda index, count: _warn(index, limit, f"it is translated in {count} pieces"),
-            max_source_tokens=arguments.max_source_tokens,
-            unknown=arguments.unknown,
-            **limits,
+            on_omission=lambda index: _warn(index, call.limit, "it is left out of the perplexity"),
+            on_division=lambda index, count: _warn(index, call.limit, f"it is translated in {count} pieces"),
             **options,
         )
     assert result.likelihood is not None  # as perplexity is asked for
-    return _Row(" + ".join(names), names, result, {"loading": loading, **result.seconds}, result.likelihood, setting)
+    seconds = {"loading": loading, **result.seconds}
+    return _Row(" + ".join(names), names, result, result.likelihood, seconds, _settings(call))
 
 
 def _warn(index: int, limit: int, consequence: str) -> None:
     warn_of_line(f"line {index + 1}", limit, consequence)
 
 
-def _settings(translator: "Translator", options: dict[str, Any]) -> dict[str, Any]:
+def _settings(call: "Call") -> dict[str, object]:
     """Returns how a row decodes, and by what."""
-    backend, plan = translator.decodes_with, translator.plan(**options)
+    backend = call.backend
     attached = getattr(vars(getattr(backend, "model", backend)).get("engine"), "compute_type", None)
     return {
-        "search": str(plan),
-        **plan.settings(),
+        "search": str(call.plan),
+        **call.plan.settings(),
         "backend": backend.name,
         "compute_type": str(backend.dtype) if backend.name == "ctranslate2" else attached,
         "device": str(backend.device),
         "dtype": str(backend.dtype),
+        "batch_size": call.batch_size,
+        "batch_tokens": call.batch_tokens,
+        "max_source_tokens": call.limit,
     }
+
+
+def _compare(rows: list[_Row], sources: list[str], references: list[list[str]]) -> None:
+    """Tests whether each row but the first differs from the first by more than chance."""
+    from ..metrics import paired_bootstrap
+
+    measures = rows[0].result.measures
+    places, kept = measures.lines(sources, references)
+    systems = [[row.result.translations[place] for place in places] for row in rows]
+    with decoding_errors():  # of words and characters, equal sources are one
+        comparisons = paired_bootstrap(systems, kept, names=measures.names, **measures.how)
+    for row, own in zip(rows[1:], comparisons, strict=True):
+        row.comparisons = own
 
 
 # ---- Output ----
@@ -316,7 +261,7 @@ def _report(rows: Sequence[_Row]) -> str:
     details = []
     for row in rows:
         figures = [*(score.value for score in row.result.scores.values()), row.likelihood.perplexity]
-        shown = [*(f"{figure:.2f}" for figure in figures), *(f"{speed:.1f}" for speed in row.speeds)]
+        shown = [*(f"{figure:.2f}" for figure in figures), *(f"{speed:.1f}" for speed in row.speeds.values())]
         lines.append([row.name, *shown, f"{row.seconds['loading']:.1f} s"])
         if row.likelihood.num_left_out:
             left_out = f"without {row.likelihood.num_left_out} pairs that are too long"
@@ -341,7 +286,7 @@ def _write(arguments: argparse.Namespace, rows: list[_Row]) -> None:
         write_text(arguments.json, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _record(arguments: argparse.Namespace, rows: list[_Row]) -> dict[str, Any]:
+def _record(arguments: argparse.Namespace, rows: list[_Row]) -> dict[str, object]:
     from importlib.metadata import version  # it takes ten milliseconds, of every command
 
     versions = {"python": platform.python_version(), "hf_vanilla_transformer": __version__}
@@ -356,8 +301,7 @@ def _record(arguments: argparse.Namespace, rows: list[_Row]) -> dict[str, Any]:
     }
 
 
-def _row_record(row: _Row) -> dict[str, Any]:
-    """One row as an object for the JSON file."""
+def _row_record(row: _Row) -> dict[str, object]:
     likelihood = row.likelihood
     return {
         "models": row.models,
@@ -368,7 +312,7 @@ def _row_record(row: _Row) -> dict[str, Any]:
         "num_reference_tokens": likelihood.num_tokens,
         "num_pairs_without_perplexity": likelihood.num_left_out,
         "num_output_tokens": row.result.num_output_tokens,
-        **dict(zip(("sentences_per_second", "tokens_per_second"), row.speeds, strict=True)),
+        **row.speeds,
         "seconds": row.seconds,
         "decoding": row.decoding,
     }

@@ -4,7 +4,7 @@ import argparse
 from contextlib import suppress
 from pathlib import Path
 
-from .arguments import add_model, add_trust
+from .arguments import add
 from .models import check_model_name, loading, set_up_transformers
 from .output import check_output, check_output_folder, say_written, show
 
@@ -18,37 +18,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "The page contains the model and computes it: it needs no server, loads nothing and opens from a file. A "
         "folder is a static Space for the Hub."
     )
-    add_model(parser)
-    parser.add_argument(
-        "--output", required=True, metavar="PAGE.html|DIR", help="the page, or a new folder with the page and a card"
-    )
-    parser.add_argument(
-        "--example",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="TEXT",
-        help="sentences to choose from; the page begins with the first (default: those of the model's card)",
-    )
-    parser.add_argument(
-        "--title", metavar="TEXT", help="the page's title (default: that of the model's card, or --model)"
-    )
+    add(parser, "--model", "--trust-remote-code", "--overwrite")
+    add(parser, "--output", metavar="PAGE.html|DIR", help="the page, or a new folder with the page and a card")
+    sentences = "sentences to choose from; the page begins with the first (default: those of the model's card)"
+    parser.add_argument("--example", nargs="+", action="extend", default=[], metavar="TEXT", help=sentences)
+    title = "the page's title (default: that of the model's card, or --model)"
+    parser.add_argument("--title", metavar="TEXT", help=title)
     parser.add_argument(
         "--quantization",
         choices=["float32", "int8"],
         default="float32",
         help="type of the weights; int8: 8 bits, for up to 15 million parameters instead of 3.7 (default: float32)",
     )
-    parser.add_argument(
-        "--language", choices=["en", "zh"], default="en", help="language of the page's texts; readers can change it"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing page")
-    add_trust(parser)
+    language = "language of the page's texts; readers can change it"
+    parser.add_argument("--language", choices=["en", "zh"], default="en", help=language)
     parser.set_defaults(run=_explain)
 
 
 def _explain(arguments: argparse.Namespace) -> None:
-    """Writes the page of a model, or a folder with it, and says where."""
     from ..checkpoints.files import write_text
 
     model, output = arguments.model, arguments.output
@@ -67,14 +54,8 @@ def _explain(arguments: argparse.Namespace) -> None:
         from ..translation.opening import load_to_translate
 
     tokenizer, loaded = load_to_translate(model, "cpu", trust_remote_code=arguments.trust_remote_code)
-    page = model_page(
-        loaded,
-        tokenizer,
-        title,
-        arguments.example or samples,
-        quantization=arguments.quantization,
-        language=arguments.language,
-    )
+    how = {"quantization": arguments.quantization, "language": arguments.language}
+    page = model_page(loaded, tokenizer, title, arguments.example or samples, **how)
     if is_page:
         write_text(output, page)
         say_written(output)

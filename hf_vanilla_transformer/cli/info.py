@@ -22,16 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("model", metavar="DIR", help="a saved model's folder, or its name on the Hub")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    parser.add_argument(
-        "--renew-code",
-        action="store_true",
-        help="first replace version 0.3.0's code in DIR by this version's; edited files are refused",
-    )
+    renew = "first replace version 0.3.0's code in DIR by this version's; edited files are refused"
+    parser.add_argument("--renew-code", action="store_true", help=renew)
     parser.set_defaults(run=_info)
 
 
 def _info(arguments: argparse.Namespace) -> None:
-    """Prints the description of a checkpoint; fails at the end if its parts don't belong together."""
     check_model_name(arguments.model)
     if arguments.renew_code and not Path(arguments.model).is_dir():
         raise UsageError(f"--renew-code is for a folder, and {arguments.model} is none; give a download of it")
@@ -67,8 +63,9 @@ def _text(found: "Description") -> str:
 def _parameters(found: "Description") -> list[tuple[str, str]]:
     if not found.parameters:
         return [("total", "unknown: the weights can't be reached")]
+    size = f"{found.saved_bytes / 1e6:,.1f} MB" if found.saved_bytes >= 1e6 else f"{found.saved_bytes:,} bytes"
     parts = [(part, f"{number:,}") for part, number in {"total": found.total, **found.parameters}.items()]
-    return [*parts, ("saved as", f"{_megabytes(found.saved_bytes)} ({', '.join(found.types)})")]
+    return [*parts, ("saved as", f"{size} ({', '.join(found.types)})")]
 
 
 def _tokenizer(found: "Description") -> list[tuple[str, str]]:
@@ -81,8 +78,3 @@ def _tokenizer(found: "Description") -> list[tuple[str, str]]:
         *((name, text) for name, text in tokenizer.special_tokens.items()),
         ("fingerprint", tokenizer.fingerprint),
     ]
-
-
-def _megabytes(number: int) -> str:
-    """For instance "252.3 MB" or "8,192 bytes"; 1 MB is 1,000,000 bytes."""
-    return f"{number / 1e6:,.1f} MB" if number >= 1e6 else f"{number:,} bytes"

@@ -4,6 +4,7 @@ import select
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +83,18 @@ def _windows(lines: Iterable[str], pauses: Callable[[], bool] = lambda: False) -
         yield window
 
 
-def _of_stream(file: Any, name: str) -> Iterator[list[str]]:
+def _of_stream(file: RawIOBase, name: str) -> Iterator[list[str]]:
     """Yields windows of the lines of an unbuffered file that have arrived, and those that follow within `GRACE`."""
     from ..data.formats import bounded_lines, decode_lines
 
-    stream = _Stream(file)
+    stream: Any = _Stream(file)  # it has no more of a file than lines
     return _windows(decode_lines(bounded_lines(stream, name), name), stream.pauses)
 
 
 class _Stream:
     """A terminal or a pipe: reads lines, and tells whether the next one has arrived."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: RawIOBase) -> None:
         self.file, self.buffer, self.ended = file, b"", False
 
     def readline(self, size: int) -> bytes:

@@ -2,27 +2,17 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .arguments import LANGUAGES
-from .models import decoding_errors, decoding_options, import_extra, load_translator, on_every_node, opening
+from .models import OF_CALLS, call_options, decoding_errors, load_translator, on_every_node, opening
 from .output import RunError, UsageError, check_output, warn
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
-    from ..data.formats import CorpusError
     from ..documents.files import FileJob
-    from ..translation.translator import Translator
 
-    Outcomes = Iterator[tuple[FileJob, CorpusError | None]]
-
-# Options that change translations, and the others that the translator takes as they are.
-OF_CALLS = ("max_source_tokens", "split_sentences", "unknown", "unknown_target", *LANGUAGES)
-OPTIONS = ("batch_size", "batch_tokens", *OF_CALLS)
-RECORDED = (
+RECORDED = (  # options that change translations
     *("column", "format", "backend", "compute_type", "dtype", *OF_CALLS),
     *("num_beams", "length_penalty", "early_stopping", "coverage_penalty", "max_new_tokens"),
 )
@@ -56,16 +46,15 @@ def translate(arguments: argparse.Namespace) -> None:
         more = f" (and {len(others) - 1:,} more)" if others[1:] else ""
         raise UsageError(f"{others[0]}{more}; give --overwrite to translate all files again, or another --output")
     left = [job for job in found if job not in complete]
-    with decoding_errors():  # a library that is missing is an error before any work
-        for form in {job.form for job in left}.intersection((*HTML, *SUBTITLES)):
-            open_document("", form)
+    for form in {job.form for job in left}.intersection((*HTML, *SUBTITLES)):
+        open_document("", form)  # a library that is missing is an error before any work
     print(f"{len(complete)} of {len(found)} files are translated already", file=sys.stderr)
-    problems, done = sum(_problem(job, None) for job in found if job in complete), 0  # of an earlier run
+    problems, done = sum(_problem(job) for job in found if job in complete), 0  # of an earlier run
     total = sum(job.source.stat().st_size for job in left)
     with tqdm(total=total, unit="B", unit_scale=True, disable=None, leave=False) as progress:
-        for job, damage in (_with_ray if arguments.ray else _here)(arguments, left, progress.update) if left else ():
+        for job, damage in _outcomes(arguments, left, progress.update) if left else ():
             problems += _problem(job, damage)
-            done += damage is None
+            done += not damage
     print(f"{done} files are translated now, {len(complete)} were before", file=sys.stderr)
     if problems:
         raise RunError(f"{problems} of {len(found)} files have problems, see above; the others are translated")
@@ -87,58 +76,36 @@ def _jobs(arguments: argparse.Namespace) -> "list[FileJob]":
     return [FileJob(Path(name), output, how)]
 
 
-def _problem(job: "FileJob", damage: "CorpusError | None") -> bool:
+def _problem(job: "FileJob", problem: str = "") -> bool:
     """Prints what is wrong with a file, and returns whether something is."""
-    problem = None if damage is None else str(damage)
-    if damage is None and job.errors.exists():
+    if not problem and job.errors.exists():
         lines = len(job.errors.read_text(encoding="utf-8").splitlines())
         problem = f"{job.source}: {lines:,} lines aren't translated, see {job.errors}"
-    if problem is not None:
+    if problem:
         warn(problem)
-    return problem is not None
+    return bool(problem)
 
 
-def call_options(arguments: argparse.Namespace, translator: "Translator") -> dict[str, Any]:
-    """Returns the options for calls of the translator."""
-    return {name: getattr(arguments, name) for name in OPTIONS} | decoding_options(arguments, translator.decodes_with)
+def _outcomes(
+    arguments: argparse.Namespace, jobs: "list[FileJob]", tell: Callable[[int], object]
+) -> "Iterator[tuple[FileJob, str]]":
+    """Yields each file when it is translated, or with the reason why it can't be read; `tell` gets numbers of bytes."""
+    from ..documents.files import translate_files
 
-
-def _opened(arguments: argparse.Namespace) -> "tuple[Translator, dict[str, Any]]":
-    """Returns the translator and the options for its calls; a wrong one is an error here, and not that of every row."""
     translator = load_translator(arguments.model, arguments)
     options = {**call_options(arguments, translator), "progress_bar": False}
-    with decoding_errors():
+    with decoding_errors():  # a wrong option is an error here, and not that of every row
         translator.check(**options)
-    return translator, options
+    if not arguments.ray:
+        yield from translate_files(jobs, translator, options, tell)
+        return
+    from ..serving import ray as ray_files  # its error says how Ray is installed
 
-
-def _here(arguments: argparse.Namespace, left: "list[FileJob]", tell: "tqdm.update") -> "Outcomes":
-    from ..data.formats import CorpusError
-    from ..documents.document import for_many
-    from ..documents.files import parts_of, write
-
-    translator, options = _opened(arguments)
-    do, target = for_many(translator, options)
-    for job in left:
-        damage = None
-        try:
-            write(job, parts_of(job, do, tell, target))
-        except CorpusError as error:
-            damage = error
-        yield job, damage
-
-
-def _with_ray(arguments: argparse.Namespace, left: "list[FileJob]", tell: "tqdm.update") -> "Outcomes":
-    ray_files = import_extra("serving.ray")
-    _, options = _opened(arguments)  # a wrong option is an error before any actor starts
+    model, actors, cpus = on_every_node(arguments.model), (1, arguments.actors or 1), arguments.threads or 1
+    how = {"threads": 1, **opening(arguments)}
     with ray_files.connected(arguments.ray):
-        for job, damage in ray_files.translate_files(
-            left,
-            on_every_node(arguments.model),
-            actors=(1, arguments.actors or 1),
-            cpus=arguments.threads or 1,
-            options=options,
-            opening={"threads": 1, **opening(arguments)},
+        for job, problem in ray_files.translate_files(
+            jobs, model, actors=actors, cpus=cpus, options=options, opening=how
         ):
             tell(job.source.stat().st_size)
-            yield job, damage
+            yield job, problem

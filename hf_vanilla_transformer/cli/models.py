@@ -3,7 +3,6 @@
 import argparse
 import atexit
 import gc
-import importlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import first_line, is_out_of_memory
+from .arguments import LANGUAGES
 from .output import UsageError
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 def check_model_name(name: str) -> None:
     """Checks, before anything slow is imported, that a name is a model's folder, or is on the Hub or in its cache."""
-    from ..checkpoints.kinds import Kind, check_kind
+    from ..checkpoints.kinds import Kind, check_kind, kind_of
 
     check_kind(name, Kind.CTRANSLATE2, Kind.ONNX)
-    if not Path(name).is_dir():
+    if kind_of(name) is Kind.NAME:
         from ..data.hub_names import check_model_on_hub  # it takes a fifth of a second
 
         check_model_on_hub(name)
@@ -75,30 +75,15 @@ def load_translator(name: str, arguments: argparse.Namespace) -> "Translator":
         return translator
 
 
-def import_extra(module: str) -> Any:
-    """Imports a module that needs more packages; without them, the `UsageError` says how to install them."""
-    try:
-        return importlib.import_module(f"..{module}", __package__)
-    except ImportError as error:
-        raise UsageError(missing(error)) from error
-
-
-def missing(error: ImportError) -> str:
-    """Returns what to install where an import failed: an error of this package says it, Python's names the package."""
-    if not isinstance(error, ModuleNotFoundError):
-        return first_line(error)
-    return f"this needs {error.name}, which isn't installed: run pip install . in a checkout of hf_vanilla_transformer"
-
-
 def opening(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the options of `Translator` that a command has, and that are given."""
-    names = ("device", "compute_type", "threads", "backend", "dtype", "trust_remote_code", "warm_up")
+    names = ("device", "compute_type", "threads", "backend", "dtype", "trust_remote_code", "warm_up", "tokenizer")
     return {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
 
 
 def on_every_node(model: str) -> str:
     """Returns a model's name in any working directory."""
-    return str(Path(model).resolve()) if Path(model).is_dir() else model
+    return str(Path(model).resolve()) if Path(model).exists() else model
 
 
 def load_ensemble(names: Sequence[str], arguments: argparse.Namespace) -> "Translator":
@@ -120,25 +105,34 @@ def load_ensemble(names: Sequence[str], arguments: argparse.Namespace) -> "Trans
 
 
 # ---- Decoding ----
+# What a call of the translator takes as it is given, beside the sizes of its batches.
+OF_CALLS = ("max_source_tokens", "split_sentences", "unknown", "unknown_target", *LANGUAGES)
+
+
+def call_options(arguments: argparse.Namespace, translator: "Translator") -> dict[str, Any]:
+    """Returns the options for calls of the translator."""
+    given = {name: getattr(arguments, name, None) for name in ("batch_size", "batch_tokens", *OF_CALLS)}
+    return given | decoding_options(arguments, translator.decodes_with)
+
+
 def decoding_options(arguments: argparse.Namespace, backend: "Backend") -> dict[str, Any]:
     """Returns the keyword arguments for `generate()`. The model's generation config has the values of all others."""
     from ..plan_vanilla_transformer import Plan
-    from ..translation.backend import check_generation
 
     ends = {"true": True, "false": False}.get(arguments.early_stopping, arguments.early_stopping)
-    given = {"num_beams": arguments.num_beams, "max_new_tokens": arguments.max_new_tokens, "early_stopping": ends}
-    penalties = {"gnmt_length_penalty": arguments.length_penalty, "coverage_penalty": arguments.coverage_penalty}
-    options = {name: value for name, value in {**given, **penalties}.items() if value is not None}
-    try:
-        check_generation(options, backend.generation_config)
-    except ValueError as error:
-        raise UsageError(f"{error}; give --num-beams or --max-new-tokens, or correct generation_config.json") from error
-    num_beams = arguments.num_beams or Plan.of({}, backend.generation_config).num_beams
+    given = {
+        "num_beams": arguments.num_beams,
+        "max_new_tokens": arguments.max_new_tokens,
+        "early_stopping": ends,
+        "gnmt_length_penalty": arguments.length_penalty,
+        "coverage_penalty": arguments.coverage_penalty,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
     for name in ("length_penalty", "coverage_penalty", "early_stopping"):
         option = "--" + name.replace("_", "-")
         if getattr(arguments, name) is None:
             continue
-        if num_beams == 1:
+        if Plan.of(options, backend.generation_config).num_beams == 1:
             raise UsageError(f"{option} only applies to beam search; leave it out, or give --num-beams 2 or more")
         if name != "early_stopping" and not backend.is_own:
             raise UsageError(f"{option} needs a model of this package; other models have no such option")
@@ -151,17 +145,13 @@ def decoding_options(arguments: argparse.Namespace, backend: "Backend") -> dict[
 
 @contextmanager
 def decoding_errors() -> Iterator[None]:
-    """Turns errors of `generate()`, of a model and of a missing library into a `UsageError`."""
+    """Turns errors of `generate()` and of a model into a `UsageError`."""
     try:
         yield
-    except ImportError as error:
-        raise UsageError(missing(error)) from error
     except (ValueError, IndexError) as error:  # options that contradict each other ...
         raise UsageError(first_line(error)) from error
     except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            raise UsageError(
-                "the device is out of memory; give a smaller --batch-tokens, --batch-size or "
-                "--max-source-tokens, or another --device"
-            ) from error
-        raise
+        if not is_out_of_memory(error):
+            raise
+        smaller = "a smaller --batch-tokens, --batch-size or --max-source-tokens, or another --device"
+        raise UsageError(f"the device is out of memory; give {smaller}") from error

@@ -17,9 +17,9 @@ class RunError(Exception):
     """A failure of the work itself, such as a training that diverges. The command prints one line and exits with 1."""
 
 
-def show(text: str) -> None:
-    """Prints text that may come from a file, such as a checkpoint's; control characters in it take no effect."""
-    print(printable(text), flush=True)
+def show(text: str, notes: Iterable[str] = ()) -> None:
+    """Prints text that may come from a file, and notes; control characters in them take no effect."""
+    print(printable("\n".join([text, *(f"note: {note}" for note in notes)])), flush=True)
 
 
 def say_written(*names: str | None) -> None:

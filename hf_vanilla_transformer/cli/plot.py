@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import first_line, install
-from .arguments import LANGUAGES, add_debug, add_language_arguments, add_loading_arguments, add_model, positive
+from .arguments import LANGUAGE_OPTIONS, LANGUAGES, LOADING_OPTIONS, add, positive
 from .models import check_model_name, load_translator
 from .output import UsageError, check_output, say_written
 
@@ -21,25 +21,22 @@ PARTS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Draw attention or learning curves."""
     kinds = parser.add_subparsers(title="kinds", metavar="KIND", dest="kind", required=True)
-    for name, add in KINDS.items():
-        kind = kinds.add_parser(name, help=add.__doc__, description=add.__doc__, allow_abbrev=False)
-        add(kind)
+    for name, declare in KINDS.items():
+        kind = kinds.add_parser(name, help=declare.__doc__, description=declare.__doc__, allow_abbrev=False)
+        declare(kind)
         kind.set_defaults(parser=kind, run=_plot)
         kind.add_argument("--output", required=True, metavar="FILE", help=" or ".join(kind.get_default("formats")))
-        kind.add_argument("--overwrite", action="store_true", help="replace an existing file")
-        add_debug(kind)
+        add(kind, "--overwrite", "--debug")
 
 
 def _add_attention(parser: argparse.ArgumentParser) -> None:
     """Where each token attends to, for one sentence; in .html, all layers and heads."""
-    add_model(parser)
+    add(parser, "--model", *LANGUAGE_OPTIONS, *LOADING_OPTIONS)
     parser.add_argument("--source", required=True, metavar="TEXT", help="the sentence")
     parser.add_argument("--target", metavar="TEXT", help="its translation (default: the model's own)")
     parser.add_argument("--part", choices=PARTS, help="whose attention (default: cross, the decoder's to the source)")
     parser.add_argument("--layer", type=_number, metavar="N|all|mean", help="from 1 (default: the last)")
     parser.add_argument("--heads", "--head", type=_number, metavar="N|all|mean", help="from 1 (default: all)")
-    add_language_arguments(parser)
-    add_loading_arguments(parser)
     parser.set_defaults(draw=_attention, formats=(".png", ".svg", ".html"))
 
 
@@ -100,7 +97,8 @@ def _attention(arguments: argparse.Namespace, is_page: bool) -> Any:
     weights, heads = _chosen(weights, 1, arguments.heads or "all", "head")
     columns, rows = getattr(attention, f"{keys}_pieces"), getattr(attention, f"{queries}_pieces")
     labels = f"{keys} token attended to", f"{queries} token that attends"
-    figure = plot_attention(weights.flatten(0, 1), columns, rows, title, labels)
+    each = len(heads) if len(layers) > 1 else None  # a row for each layer
+    figure = plot_attention(weights.flatten(0, 1), columns, rows, title, labels, each)
     for panel, name in zip(figure.axes, [f"{layer}, {head}" for layer in layers for head in heads], strict=False):
         panel.set_title(name)
     return figure

@@ -4,8 +4,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from ..interop.export import export
-from .export import check_packages
+from ..interop.export import export, writer_of
 from .models import set_up_transformers
 from .output import UsageError, show
 
@@ -67,7 +66,7 @@ def _write_stock(arguments: argparse.Namespace, folder: Path) -> None:
     from ..interop.export_card import save_stock_card
 
     source, to = arguments.folder, "transformers_js" if arguments.onnx else "stock"
-    check_packages(to)
+    writer_of(to)  # packages that are missing are an error first
     facts, note = read_facts(source)
     if note is not None:
         raise UsageError(f"{note}; write the card again with `vanilla-transformer card {source} --overwrite`")

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from ..checkpoints.files import write_text
-from .arguments import LANGUAGES, add_language_arguments, add_model_arguments, positive
+from .arguments import LANGUAGE_OPTIONS, LANGUAGES, LOADING_OPTIONS, add
 from .lines import read_parallel
 from .models import check_model_name, decoding_errors, load_ensemble
 from .output import check_output, say_written, warn_of_line
@@ -20,36 +20,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "number of its tokens, </s> included. Several models are averaged by probability, as in evaluate --ensemble. "
         "If a side of a pair is too long, its line has no numbers, and a warning names it."
     )
-    parser.add_argument(
-        "--model", nargs="+", required=True, metavar="DIR", help="a saved model's folder, or its name on the Hub"
-    )
+    add(parser, "--model", nargs="+")
     parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one per line, compressed or not")
     parser.add_argument("--target", required=True, metavar="FILE", help="their translations, line by line")
     parser.add_argument("--output", metavar="FILE", help="write the scores there (default: standard output)")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
-    parser.add_argument(
-        "--max-source-tokens",
-        type=positive,
-        metavar="N",
-        help="the most tokens of a source and of a target (default: that of translate)",
-    )
-    add_language_arguments(parser)
-    add_model_arguments(parser)
+    add(parser, "--overwrite", *LANGUAGE_OPTIONS, "--batch-size", *LOADING_OPTIONS)
+    most = "the most tokens of a source and of a target (default: that of translate)"
+    add(parser, "--max-source-tokens", help=most)
     parser.set_defaults(run=_score)
 
 
 def _score(arguments: argparse.Namespace) -> None:
-    """Checks the files, scores the pairs, and writes a line for each."""
     for name in arguments.model:
         check_model_name(name)
     sources, targets = read_parallel(arguments.source, arguments.target)
     if arguments.output is not None:
         check_output("--output", arguments.output, arguments.overwrite, [arguments.source, arguments.target])
-    from ..translation.decoding import source_limit
     from ..translation.scoring import score_pairs
 
     translator = load_ensemble(arguments.model, arguments)
-    limit = source_limit(translator.decodes_with, arguments.max_source_tokens, translator.tokenizer)
+    limit = translator.source_limit(arguments.max_source_tokens)
     with decoding_errors():
         scores = score_pairs(
             translator.decodes_with,

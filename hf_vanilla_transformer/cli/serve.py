@@ -1,6 +1,7 @@
 """`vanilla-transformer serve`."""
 
 import argparse
+import ipaddress
 import os
 import re
 import signal
@@ -11,18 +12,8 @@ from functools import partial
 
 from ..errors import first_line, install
 from ..serving.settings import ServiceSettings
-from .arguments import (
-    add_backend,
-    add_compute_type,
-    add_host,
-    add_loading_arguments,
-    add_ray,
-    in_url,
-    is_this_machine,
-    port_number,
-    positive,
-)
-from .models import check_model_name, import_extra, load_translator, on_every_node, opening
+from .arguments import LOADING_OPTIONS, NUMBER, add, positive
+from .models import check_model_name, load_translator, on_every_node, opening
 from .output import PROGRAM, UsageError, warn
 
 KEY = "VANILLA_TRANSFORMER_API_KEY"
@@ -36,87 +27,75 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "POST /translate takes q, source, target, format and alternatives; GET /docs describes it. Example: "
         f"{PROGRAM} serve --model en-de=outputs/model fr-de=Helsinki-NLP/opus-mt-fr-de"
     )
-    parser.add_argument(
+    add(
+        parser,
         "--model",
-        required=True,
         nargs="+",
         metavar="[PAIR=]DIR",
         help="saved models: folders, or names on the Hub, each with the languages that it translates, en-de=DIR; "
         "without them, those of --languages, or those of `card --source-lang en --target-lang de`",
     )
+    single = "what a single model translates: en-de"
+    parser.add_argument("--languages", nargs="+", default=[], metavar="PAIR", help=single)
     parser.add_argument(
-        "--languages", nargs="+", default=[], metavar="PAIR", help="what a single model translates: en-de"
+        "--host",
+        type=lambda text: text.strip("[]"),  # of IPv6
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on (default: 127.0.0.1, this machine alone); 0.0.0.0: every computer that reaches this "
+        "machine can use the service",
     )
-    add_host(parser, "service")
-    parser.add_argument("--port", type=port_number, default=5000, metavar="N", help="port (default: 5000)")
-    parser.add_argument(
-        "--api-key",
-        default=os.environ.get(KEY),
-        metavar="KEY",
-        help=f"what requests have to give as api_key (default: ${KEY}, which the list of processes doesn't show)",
-    )
-    parser.add_argument(
-        "--cors-origin", nargs="+", default=[], metavar="ORIGIN", help="origins whose pages may use it in a browser"
-    )
-    parser.add_argument(
-        "--allowed-host", type=_host, nargs="+", metavar="NAME", help="names in the header Host, a proxy's; *: any"
-    )
-    parser.add_argument(
-        "--max-characters",
-        type=positive,
-        default=ServiceSettings.characters,
-        metavar="N",
-        help="characters of a request (default: %(default)s)",
-    )
-    add_ray(parser, "serve from a Ray cluster whose nodes see the models")
-    parser.add_argument("--replicas", type=positive, metavar="N", help="with --ray, replicas at most (default: 1)")
-    parser.add_argument(
-        "--models-per-replica",
-        type=positive,
-        metavar="N",
-        help="with --ray, models in memory of a replica (default: 4)",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=positive,
-        default=ServiceSettings.seconds,
-        metavar="S",
-        help="seconds until a request fails (default: %(default)s)",
-    )
-    add_loading_arguments(parser)
-    add_backend(parser)
-    add_compute_type(parser)
+    parser.add_argument("--port", type=_port, default=5000, metavar="N", help="port (default: 5000)")
+    key = f"what requests have to give as api_key (default: ${KEY}, which the list of processes doesn't show)"
+    parser.add_argument("--api-key", default=os.environ.get(KEY), metavar="KEY", help=key)
+    origins = "origins whose pages may use it in a browser"
+    parser.add_argument("--cors-origin", nargs="+", default=[], metavar="ORIGIN", help=origins)
+    names = "names in the header Host, a proxy's; *: any"
+    parser.add_argument("--allowed-host", type=_host, nargs="+", metavar="NAME", help=names)
+    most = "characters of a request (default: %(default)s)"
+    parser.add_argument("--max-characters", **NUMBER, default=ServiceSettings.characters, help=most)
+    cluster = "serve from a Ray cluster whose nodes see the models"
+    add(parser, "--ray", help=f"{cluster} (without ADDRESS: one that is started on this machine)")
+    parser.add_argument("--replicas", **NUMBER, help="with --ray, replicas at most (default: 1)")
+    in_memory = "with --ray, models in memory of a replica (default: 4)"
+    parser.add_argument("--models-per-replica", **NUMBER, help=in_memory)
+    until = "seconds until a request fails (default: %(default)s)"
+    parser.add_argument("--timeout", type=positive, default=ServiceSettings.seconds, metavar="S", help=until)
+    add(parser, *LOADING_OPTIONS, "--backend", "--compute-type", "--tokenizer")
     parser.set_defaults(run=_serve, warm_up=True)
 
 
 def _serve(arguments: argparse.Namespace) -> None:
     os.environ.update(KERNELS | dict(os.environ))  # before the first product
-    import_extra("serving.app")
+    from ..serving import app  # noqa: F401  (a package that is missing is an error first)
+
     if arguments.api_key == "":
         raise UsageError(f"--api-key or ${KEY} is empty; give a key, or none at all")
     if not arguments.ray and (arguments.replicas or arguments.models_per_replica):
         raise UsageError("--replicas and --models-per-replica are for --ray; leave them out")
     models = _models(arguments)
-    if not is_this_machine(arguments.host) and not arguments.api_key:
+    is_open = not _is_this_machine(arguments.host)
+    if is_open and not arguments.api_key:
         warn("every computer that reaches this machine can use the service")
-    hosts = arguments.allowed_host or ([] if is_this_machine(arguments.host) else ["*"])
+    hosts = arguments.allowed_host or (["*"] if is_open else [])
+    name = f"[{arguments.host}]" if ":" in arguments.host else arguments.host  # as URLs have IPv6
     settings = ServiceSettings(
         api_key=arguments.api_key,
         cors_origins=arguments.cors_origin,
-        allowed_hosts=["localhost", "127.0.0.1", "[::1]", in_url(arguments.host), *hosts],
+        allowed_hosts=["localhost", "127.0.0.1", "[::1]", name, *hosts],
         characters=arguments.max_characters,
         body=max(ServiceSettings.body, 12 * arguments.max_characters),  # of each, two escapes such as \ud83d at most
         seconds=arguments.timeout,
     )
     pairs = ", ".join("-".join(pair) for pairs in models.values() for pair in pairs)
-    ready = f"http://{in_url(arguments.host)}:{arguments.port} translates {pairs}"
+    ready = f"http://{name}:{arguments.port} translates {pairs}"
     (_on_a_cluster if arguments.ray else _here)(arguments, models, settings, ready)
 
 
 def _models(arguments: argparse.Namespace) -> dict[str, list[tuple[str, str]]]:
     """Returns the models with the languages that each translates."""
     from ..serving.models import languages_of, pair
-    from ..translation.reading import UNDETERMINED, sentence_rules
+    from ..translation.division import UNDETERMINED, sentence_rules
 
     if sentence_rules("en") == UNDETERMINED:
         warn(f"sentences are divided by rules for all languages; for those of each, {install('sentences')}")
@@ -155,20 +134,23 @@ def _here(
 def _on_a_cluster(
     arguments: argparse.Namespace, models: Mapping[str, list[tuple[str, str]]], settings: ServiceSettings, ready: str
 ) -> None:
-    import_extra("serving.ray")  # says how Ray is installed
-    ray_serve = import_extra("serving.ray_serve")
+    from ..serving.ray import connected  # isort: skip  (its error says how Ray is installed)
+    from ..serving import ray_serve
+
     stop = threading.Event()
     try:
-        with ray_serve.running(
-            {on_every_node(name): pairs for name, pairs in models.items()},
-            settings,
-            address=arguments.ray,
-            host=arguments.host,
-            port=arguments.port,
-            replicas=arguments.replicas or 1,
-            models_per_replica=arguments.models_per_replica or 4,
-            cpus=arguments.threads or 1,
-            opening={"threads": 1, **opening(arguments)},
+        with (
+            connected(arguments.ray),
+            ray_serve.running(
+                {on_every_node(name): pairs for name, pairs in models.items()},
+                settings,
+                host=arguments.host,
+                port=arguments.port,
+                replicas=arguments.replicas or 1,
+                models_per_replica=arguments.models_per_replica or 4,
+                cpus=arguments.threads or 1,
+                opening={"threads": 1, **opening(arguments)},
+            ),
         ):
             for number in (signal.SIGINT, signal.SIGTERM):  # now, as Ray has set handlers of its own
                 signal.signal(number, lambda *_: stop.set())
@@ -182,6 +164,21 @@ def _given(text: str) -> tuple[str, str]:
     """Returns a model's pair of languages, if it is given, and its name."""
     languages, equals, name = text.partition("=")
     return (languages, name) if equals and "/" not in languages else ("", text)
+
+
+def _is_this_machine(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _port(text: str) -> int:
+    """Parses the number of a port; a type for argparse."""
+    if not text.isdecimal() or not 1 <= int(text) <= 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; give an integer from 1 to 65535")
+    return int(text)
 
 
 def _host(text: str) -> str:

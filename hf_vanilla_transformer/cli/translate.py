@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 from ..errors import printable
 from . import lines, many_files
-from .arguments import add_decoding_arguments, add_language_arguments, add_ray, positive
-from .models import check_model_name, decoding_errors, load_translator
+from .arguments import LANGUAGE_OPTIONS, NUMBER, add, add_decoding
+from .models import call_options, check_model_name, decoding_errors, load_translator
 from .output import UsageError, check_output, say_written, warn_of_line
 
 
@@ -23,19 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'answered line by line. Put a sentence that begins with a dash after "--": translate --model DIR -- "- 5 '
         'degrees"'
     )
-    parser.add_argument(
-        "sentences",
-        nargs="*",
-        metavar="SENTENCE",
-        help="to translate (default: standard input)",
-    )
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="DIR",
-        help="a saved model's folder, or its name on the Hub; a Marian model (Helsinki-NLP/opus-mt-...) is converted "
-        "when it is loaded",
-    )
+    parser.add_argument("sentences", nargs="*", metavar="SENTENCE", help="to translate (default: standard input)")
+    marian = "a Marian model (Helsinki-NLP/opus-mt-...) is converted when it is loaded"
+    add(parser, "--model", help=f"a saved model's folder, or its name on the Hub; {marian}")
     parser.add_argument(
         "--input",
         nargs="+",
@@ -52,23 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     many = parser.add_argument_group("many files")
     many.add_argument("--column", metavar="NAME", help="the column of tables (default: text)")
     many.add_argument("--format", choices=["text"], help="text: each line of a file is a text, whatever its name says")
-    many.add_argument(
-        "--shard",
-        type=_shard,
-        metavar="I/N",
-        help="take every N-th file from the I-th on, for N processes or machines: 1/4, 2/4, 3/4 and 4/4",
-    )
-    add_ray(many, "translate on a Ray cluster, which reads and writes the same files")
-    many.add_argument("--actors", type=positive, metavar="N", help="models at a time, with --ray (default: 1)")
-    add_language_arguments(parser)
-    parser.add_argument(
-        "--split-sentences",
-        metavar="LANG",
-        help="split each line into sentences first, by the rules of its language (ISO 639-1): en, de ...; needs "
-        "sentencex",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
-    add_decoding_arguments(parser)
+    part = "take every N-th file from the I-th on, for N processes or machines: 1/4, 2/4, 3/4 and 4/4"
+    many.add_argument("--shard", type=_shard, metavar="I/N", help=part)
+    cluster = "translate on a Ray cluster, which reads and writes the same files"
+    add(many, "--ray", help=f"{cluster} (without ADDRESS: one that is started on this machine)")
+    many.add_argument("--actors", **NUMBER, help="models at a time, with --ray (default: 1)")
+    add(parser, *LANGUAGE_OPTIONS)
+    rules = "split each line into sentences first, by the rules of its language (ISO 639-1): en, de; needs sentencex"
+    parser.add_argument("--split-sentences", metavar="LANG", help=rules)
+    add(parser, "--overwrite")
+    add_decoding(parser)
     parser.set_defaults(run=_translate)
 
 
@@ -80,7 +63,6 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _translate(arguments: argparse.Namespace) -> None:
-    """Translates arguments, a file or standard input, and writes the translations window by window."""
     check_model_name(arguments.model)
     if arguments.input is not None and arguments.sentences:
         raise UsageError("sentences and --input FILE are two things to translate; give one of the two")
@@ -121,27 +103,25 @@ def _someone_types() -> bool:
 
 
 @contextmanager
-def _output(name: str | None) -> Iterator[Any]:
+def _output(name: str | None) -> Iterator[TextIO]:
     """Yields the file to write to. It replaces the one of that name at the end; None: standard output."""
-    from ..checkpoints.files import replacing
-
     if name is None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # as the input, independently of the locale
-        yield None
+        yield sys.stdout
         return
+    from ..checkpoints.files import replacing
+
     with replacing(name) as path, Path(path).open("w", encoding="utf-8", newline="\n") as file:
         yield file
 
 
-def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: Any) -> None:
+def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: TextIO) -> None:
     from tqdm import tqdm
 
-    from ..translation import decoding
-
     translator = load_translator(arguments.model, arguments)
-    options = many_files.call_options(arguments, translator)
-    limit = decoding.source_limit(translator.decodes_with, arguments.max_source_tokens, translator.tokenizer)
+    options = call_options(arguments, translator)
+    limit = translator.source_limit(arguments.max_source_tokens)
     before = 0  # lines of earlier windows
 
     def warn(index: int, count: int) -> None:
@@ -157,5 +137,5 @@ def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: A
                 )
             before += len(window)
             text = "\n".join(translations)
-            progress.write(printable(text) if file is None and sys.stdout.isatty() else text, file=file)
-            (file or sys.stdout).flush()
+            progress.write(printable(text) if file.isatty() else text, file=file)
+            file.flush()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 Lengths = NDArray[np.int64]
+Example = dict[str, list[int]]  # with "input_ids" and "labels"
 
 
 class BatchingError(ValueError):
@@ -110,7 +111,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         return np.lexsort((random.random(len(turn)), turn, self._target_keys))
 
 
-class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
+class TokenBudgetStream(IterableDataset[list[Example]]):
     """Endless batches within a budget of tokens, from a dataset that is read as a stream.
 
     `window` examples at a time are sorted into batches, and the batches are shuffled with the seed. Every process needs
@@ -136,7 +137,7 @@ class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
         self.dataset, self.max_tokens, self.window = dataset, max_tokens, window
         self.length_tolerance, self.seed = length_tolerance, seed
 
-    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+    def __iter__(self) -> Iterator[list[Example]]:
         # A copy, because workers share the epoch's number in memory, but are not in the same epoch.
         dataset = copy.deepcopy(self.dataset)
         numbers = count()
@@ -152,7 +153,7 @@ class TokenBudgetStream(IterableDataset[list[dict[str, Any]]]):
                     return  # there are more workers than files
                 raise ValueError("the stream has no sentence pair for this process; were all of them left out?")
 
-    def _batches(self, window: list[dict[str, Any]], number: int) -> Iterator[list[dict[str, Any]]]:
+    def _batches(self, window: list[Example], number: int) -> Iterator[list[Example]]:
         source = np.array([len(example["input_ids"]) for example in window])
         target = np.array([len(example["labels"]) for example in window])
         sampler = TokenBudgetBatchSampler(

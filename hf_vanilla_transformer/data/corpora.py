@@ -87,12 +87,8 @@ class Cleaning:
 def read_corpus(corpus: Corpus, streaming: bool = False) -> Dataset | IterableDataset:
     """Reads a corpus into the columns "source" and "target".
 
-    datasets caches what is read; a file that has changed is read again.
-
-    Args:
-        corpus: What to read.
-        streaming: Whether to read while the pairs are used rather than all at once, for corpora too large for a copy
-            on the disk.
+    datasets caches what is read; a file that has changed is read again. With `streaming`, lines are read while the
+    pairs are used, for corpora too large for a copy on the disk.
 
     Raises:
         CorpusError: A file is missing, empty, not UTF-8 or shorter than its translation, or a row has no such column;
@@ -103,7 +99,7 @@ def read_corpus(corpus: Corpus, streaming: bool = False) -> Dataset | IterableDa
     parts: list[Dataset | IterableDataset] = []
     for local, group in groupby(sources, key=lambda paths: len(paths) == 2 or is_table(paths[0])):
         if local:
-            parts.append(_from_files(corpus, list(group), streaming))
+            parts.append(_from_files(corpus.columns, list(group), streaming))
         else:
             parts += [_from_hub(corpus, name, streaming) for (name,) in group]
     if not parts:
@@ -133,22 +129,14 @@ def state_of(corpus: Corpus, pairs: Dataset | IterableDataset) -> str:
 
 
 def tokenize(
-    pairs: Dataset | IterableDataset,
-    tokenizer: PreTrainedTokenizerBase,
-    cleaning: Cleaning,
+    pairs: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, cleaning: Cleaning
 ) -> Dataset | IterableDataset:
     """Tokenizes "source" into "input_ids" and "target" into "labels", and leaves out pairs as `cleaning` says.
 
     datasets caches the token ids: the same pairs are not tokenized twice by the same tokenizer.
 
-    Args:
-        pairs: Columns "source" and "target".
-        tokenizer: Ends each sequence with its end-of-sentence token.
-        cleaning: What to leave out; its counts are increased. For a stream this happens while it is read, in the
-            process that reads it; a warning has the counts every `PAIRS_PER_REPORT` pairs.
-
-    Raises:
-        CorpusError: No pair is left.
+    The counts of `cleaning` are increased. For a stream this happens while it is read, in the process that reads it; a
+    warning has the counts every `PAIRS_PER_REPORT` pairs. A `CorpusError` says that no pair is left.
     """
 
     def encode(batch: Mapping[str, list[str]]) -> dict[str, list[list[int]]]:
@@ -173,7 +161,7 @@ def tokenize(
     encoded = pairs.map(
         encode,
         batched=True,
-        num_proc=_processes(len(pairs)),
+        num_proc=os.cpu_count() if len(pairs) > PAIRS_PER_PROCESS else None,  # the tokenizer uses all cores too
         new_fingerprint=_fingerprint(pairs, tokenizer),
         desc="Tokenizing",
     )
@@ -197,8 +185,7 @@ def rows_with(dataset: Dataset, column: str, number: int) -> NDArray[np.int64]:
     return np.unique(np.searchsorted(ends, found, side="right"))
 
 
-def _from_files(corpus: Corpus, sources: list[tuple[str, ...]], streaming: bool) -> Dataset | IterableDataset:
-    columns = corpus.columns
+def _from_files(columns: tuple[str, ...], sources: list[tuple[str, ...]], streaming: bool) -> Dataset | IterableDataset:
     arguments = {"sources": sources, "columns": columns}
     if streaming:
         return IterableDataset.from_generator(_read_sources, gen_kwargs=arguments)
@@ -251,10 +238,6 @@ def _from_hub(corpus: Corpus, name: str, streaming: bool) -> Dataset | IterableD
     if isinstance(dataset, Dataset):
         options["new_fingerprint"] = Hasher.hash((dataset._fingerprint, columns))
     return dataset.map(to_pairs, **options)
-
-
-def _processes(pairs: int) -> int | None:
-    return os.cpu_count() if pairs > PAIRS_PER_PROCESS else None  # the tokenizer itself uses all cores too
 
 
 def _fingerprint(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -95,11 +95,7 @@ class Corpus:
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """Yields the lines of a UTF-8 text file, compressed (.gz, .bz2, .xz, .zst) or not, as `decode_lines` does.
-
-    Raises:
-        CorpusError: The file can't be read, is damaged or isn't plain text, or a line is not UTF-8.
-    """
+    """Yields the lines of a UTF-8 text file, compressed (.gz, .bz2, .xz, .zst) or not, as `decode_lines` does."""
     number = 0
     try:
         with Path(path).open("rb") as raw, decompressed(raw) as file:
@@ -114,7 +110,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
         raise CorpusError(f"{path}: can't be read ({error.strerror or error}); name a readable file") from error
 
 
-def decompressed(raw: IO[bytes]) -> Any:
+def decompressed(raw: IO[bytes]) -> IO[bytes] | io.BufferedIOBase:
     """Returns what reads an open file, compressed or not; its first bytes say how."""
     start = raw.read(10)
     raw.seek(0)
@@ -130,11 +126,7 @@ def decompressed(raw: IO[bytes]) -> Any:
 
 
 def bounded_lines(file: Any, name: str) -> Iterator[bytes]:
-    """Yields a binary file's lines with their ends, as the file itself does, but none that would fill the memory.
-
-    Raises:
-        CorpusError: A line has more than `LONGEST_LINE` bytes, or lines end with CR alone.
-    """
+    """Yields a binary file's lines with their ends, as the file itself does, but none that would fill the memory."""
     for number in count(1):
         line = file.readline(LONGEST_LINE + 1)
         if not line:
@@ -149,11 +141,7 @@ def bounded_lines(file: Any, name: str) -> Iterator[bytes]:
 
 
 def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
-    r"""Yields lines decoded from UTF-8, without their ends ("\n" or "\r\n", nothing else) and a byte-order mark.
-
-    Raises:
-        CorpusError: A line is not UTF-8, or the first one shows that this isn't plain text.
-    """
+    r"""Yields lines decoded from UTF-8, without their ends ("\n" or "\r\n", nothing else) and a byte-order mark."""
     for number, line in enumerate(lines, start=1):
         if number == 1:
             check_start(line, name)

@@ -1,6 +1,7 @@
 """Names on the Hub: whether there is such a repository, and its present revision."""
 
 import functools
+from contextlib import suppress
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
@@ -17,10 +18,9 @@ class HubError(ValueError):
 
 
 def revision_of(name: str, repo_type: str = "model") -> str | None:
-    """Asks the Hub for the commit of a repository's main branch; None: the Hub can't be reached, or `HF_HUB_OFFLINE`.
+    """Returns the commit of a repository's main branch; None: the Hub can't be reached, or `HF_HUB_OFFLINE`.
 
-    Raises:
-        HubError: The Hub can't have a repository of this name, or has none that this user may read.
+    A `HubError` says that the Hub can't have a repository of this name, or has none that this user may read.
     """
     try:
         return HfApi().repo_info(name, repo_type=repo_type, timeout=SECONDS).sha
@@ -35,19 +35,23 @@ def revision_of(name: str, repo_type: str = "model") -> str | None:
         return None
 
 
+def cached_folder(name: str) -> Path | None:
+    """Returns the folder of a model that was downloaded before; None: there is none."""
+    found = None
+    with suppress(HFValidationError):  # the name of a folder that is gone
+        found = try_to_load_from_cache(name, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
+
+
 @functools.cache  # a command asks before it imports anything slow, and when it loads
 def check_model_on_hub(name: str) -> bool:
     """Checks, within seconds, that a model can be loaded from the Hub or from the cache of an earlier download.
 
-    Returns:
-        Whether the Hub can be reached; if not, only the cached files can be loaded.
-
-    Raises:
-        HubError: The Hub has no such model, or it can't be reached and no file of the model is cached.
+    Returns whether the Hub can be reached; if not, only the cached files can be loaded. Raises a `HubError` otherwise.
     """
     if revision_of(name) is not None:
         return True
-    if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+    if cached_folder(name) is None:
         raise HubError(
             f"{name} is not a folder here, and the Hub can't be reached to look for a model of that name; give a "
             "folder that save_pretrained wrote, or connect to the network"
@@ -56,15 +60,11 @@ def check_model_on_hub(name: str) -> bool:
 
 
 def without_weights(name: str) -> tuple[Path, dict[str, tuple[str, list[int]]]]:
-    """Downloads a model's files except for weights, and the headers of these.
+    """Downloads a model's files except for weights, and the headers of these, or raises a `HubError`.
 
     Returns:
         The folder of its files, and tensor's name -> its dtype ("F32", "BF16" ...) and shape. Without a network, the
         folder of an earlier download, and no tensors.
-
-    Raises:
-        HubError: There is no such model, the Hub can't be reached and nothing is cached, or the weights aren't in
-            safetensors.
     """
     online = check_model_on_hub(name)
     try:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .batching import BatchingError, Lengths, TokenBudgetBatchSampler, split_largest
+from .batching import BatchingError, Example, Lengths, TokenBudgetBatchSampler, split_largest
 
 ROW_TOKENS = 1024  # 1% of the positions is filler with Multi30k's lengths, 3% where sentences are twice as long
 OPEN_ROWS = 8  # that may still be filled; more change nothing
@@ -87,7 +87,7 @@ class PackingCollator:
     def __init__(self, config: Any, shape: tuple[int, int, int]) -> None:
         self.shape, self.pad, self.start = shape, config.pad_token_id, config.decoder_start_token_id
 
-    def __call__(self, pairs: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    def __call__(self, pairs: Sequence[Example]) -> dict[str, Tensor]:
         """Packs pairs of `input_ids` and `labels`.
 
         Returns:

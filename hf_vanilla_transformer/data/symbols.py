@@ -120,7 +120,7 @@ def check_kinds(kinds: Sequence[str], features: bool = False, source_normalizati
         )
 
 
-def _symbols(pattern: str, is_words: bool, form: Any, features: bool) -> Tokenizer:
+def _symbols(pattern: str, is_words: bool, form: normalizers.Normalizer | None, features: bool) -> Tokenizer:
     """A backend without a vocabulary: text -> symbols, and back."""
     backend = Tokenizer(models.WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN))
     changes = [form] if form is not None else []

@@ -22,15 +22,10 @@ Rows = Iterator[tuple[int, Mapping[str, object]]]  # the line or row number, and
 
 
 def read_table(path: str, columns: Sequence[str]) -> Iterator[Pair]:
-    """Yields the pairs of a table.
+    """Yields the pairs of a table, whose format the end of its name says.
 
-    Args:
-        path: The file; the end of its name says which format it has.
-        columns: The names of the source's and the target's column, and of those with features of the source. Of a
-            .tsv without a header: `DEFAULT_COLUMNS`, or numbers from 1 on.
-
-    Raises:
-        CorpusError: The file can't be read, or a row can't be parsed or lacks a column.
+    The columns are the source's, the target's and those with features of the source. Those of a .tsv without a header
+    are `DEFAULT_COLUMNS`, or numbers from 1 on.
     """
     readers: dict[str, Callable[[str, Sequence[str]], Rows]]
     readers = {".tsv": _rows_of_tsv, ".csv": _rows_of_csv, ".parquet": _rows_of_parquet}
@@ -122,11 +117,7 @@ def _rows_of_json(path: str, columns: Sequence[str]) -> Rows:
 
 
 def pair_of(row: Mapping[str, object], columns: Sequence[str], where: str) -> Pair:
-    """Takes source and target from a row of a table, or from the row's "translation"; errors begin with `where`.
-
-    Raises:
-        CorpusError: A column is missing, or its value is not text.
-    """
+    """Takes source and target from a row of a table, or from the row's "translation"; errors begin with `where`."""
     nested = row.get("translation")
     row = nested if isinstance(nested, Mapping) else row
     for column in columns:

@@ -12,15 +12,9 @@ from .formats import CorpusError, check_file, read_lines
 
 
 def read_vectors(file: str, size: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yields the words of a file, each with its vector (size,).
+    """Yields the words of a file, each with its vector (size,); a wrong line is a `CorpusError` that names it.
 
-    Args:
-        file: A line for each word: the word and its numbers, separated by spaces. Word2Vec's first line is the number
-            of words and the size. It may be compressed.
-        size: The size that the vectors have to have.
-
-    Raises:
-        CorpusError: A line has another number of numbers, or one that isn't finite; the message names it.
+    A line is a word and its numbers, separated by spaces. Word2Vec's first line is the number of words and the size.
     """
     check_file(Path(file))
     for number, line in enumerate(read_lines(file), start=1):
@@ -41,17 +35,10 @@ def read_vectors(file: str, size: int) -> Iterator[tuple[str, NDArray[np.float32
 def use_vectors(
     file: str, tokenizer: PreTrainedTokenizerBase, weight: torch.Tensor, scale: float, *, is_target: bool = False
 ) -> int:
-    """Writes pretrained vectors into the embeddings of a model that multiplies them by `scale`.
+    """Writes pretrained vectors into embeddings, (vocab_size, d_model), that a model multiplies by `scale`.
 
-    Args:
-        file: The file that `read_vectors` reads.
-        tokenizer: A token gets the vector of the word that it spells; with a space before it or without.
-        weight: (vocab_size, d_model); is changed in place.
-        scale: The model's `embedding_scale`.
-        is_target: Whether the rows are those of the target's vocabulary, where the tokenizer has two.
-
-    Returns:
-        The number of tokens that have got a vector.
+    A token gets the vector of the word that it spells, with a space before it or without. `is_target`: the rows are
+    those of the target's vocabulary, where the tokenizer has two. Returns how many tokens have a vector.
     """
     tokens_of: dict[str, list[int]] = {}
     separate = getattr(tokenizer, "separate_vocabs", False)

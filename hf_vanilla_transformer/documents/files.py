@@ -11,16 +11,20 @@ import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..checkpoints.files import replacing, write_text
 from ..data.digests import digest_of
 from ..data.formats import COMPRESSIONS, CONVERT, HTML, SUBTITLES, CorpusError, decompressed, form_of, utf8_problem
 from ..errors import first_line
-from .document import Document, Part, folder_of, open_document
+from ..translation.division import UNDETERMINED
+from ..translation.translator import Translator
+from .document import Part, languages, open_document, translate_document
+from .links import Document
 from .rows import FORMS, Table, row_parts
 
 ERRORS = ".errors.jsonl"
@@ -41,7 +45,7 @@ class FileJob:
 
     source: Path
     output: Path
-    how: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    how: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         other, suffix = self.output.name.removesuffix(ERRORS), self.source.suffix.lower()
@@ -64,16 +68,11 @@ class FileJob:
         return self.output.with_name(f".{self.output.name}.json")
 
     @property
-    def column(self) -> str:
-        """The column of a table."""
-        return self.how.get("column") or "text"
-
-    @property
     def form(self) -> str:
         """How the input is read: ".tsv", ".srt" and so on; "" for a text per line."""
         return "" if self.how.get("format") == "text" else form_of(self.source.name)
 
-    def origin(self) -> dict[str, Any]:
+    def origin(self) -> dict[str, object]:
         """Returns all that the translation depends on, for the record; raises `CorpusError`."""
         with _reading(self.source):
             status = self.source.stat()
@@ -94,9 +93,9 @@ class FileJob:
 def version_of(model: str) -> str:
     """Returns what tells models of one name apart: the commit on the Hub, or a digest of a folder's files."""
     if not Path(model).is_dir():
-        from ..data.hub_names import revision_of
+        from ..data.hub_names import cached_folder, revision_of
 
-        return revision_of(model) or (folder_of(model) or Path()).name
+        return revision_of(model) or (cached_folder(model) or Path()).name
     files = sorted(file for file in Path(model).iterdir() if file.is_file() and not any(map(file.match, OTHERS)))
     return hashlib.sha256(repr([(file.name, digest_of(file)) for file in files]).encode()).hexdigest()
 
@@ -105,7 +104,7 @@ def file_jobs(
     inputs: Sequence[str | Path],
     output: str | Path,
     shard: tuple[int, int] = (1, 1),
-    how: Mapping[str, Any] | None = None,
+    how: Mapping[str, object] | None = None,
 ) -> list[FileJob]:
     """Returns the files to translate, in the order of their names: every N-th from the I-th on, of a shard I, N.
 
@@ -117,15 +116,15 @@ def file_jobs(
     for given in map(Path, inputs):
         if not given.exists():
             raise CorpusError(f"{given}: no such file or folder")
-        is_inside = place.is_relative_to(given.resolve())  # the translations are no inputs
-        for file in sorted(given.rglob("*")) if given.is_dir() else [given]:
-            name = file.relative_to(given) if given.is_dir() else Path(file.name)
+        files, folder = (sorted(given.rglob("*")), given) if given.is_dir() else ([given], given.parent)
+        has_output = place.is_relative_to(given.resolve())
+        for file in files:
+            name, real = file.relative_to(folder), file.resolve()
             if not file.is_file() or any(part.startswith(".") for part in name.parts):
                 continue
-            real = file.resolve()
             if real == (place / name).resolve():
                 raise CorpusError(f"{file} is the input and the output; give another folder for the translations")
-            if is_inside and real.is_relative_to(place):
+            if has_output and real.is_relative_to(place):  # translations are no inputs
                 continue
             if name in found:
                 raise CorpusError(f"{file} and {found[name]} have the same name; translate them into two folders")
@@ -134,74 +133,38 @@ def file_jobs(
     return [FileJob(found[name], output / name, how or {}) for name in sorted(found)][index - 1 :: number]
 
 
-@contextmanager
-def documents_of(
-    path: Path, form: str = "", column: str = "text", target: str | None = None
-) -> Iterator[tuple[IO[bytes], Iterator[Document]]]:
-    """Opens a file: yields the file, whose position tells the progress, and its documents, one after the other.
-
-    Plain text, .tsv and .jsonl have a document for each `ROWS` rows, others one; `target` is as for `open_document`. A
-    file that can't be read, is damaged or has no such column raises `CorpusError` when its place is reached.
-    """
-    with ExitStack() as opened:
-        with _reading(path):
-            raw = opened.enter_context(path.open("rb"))
-            file = opened.enter_context(decompressed(raw))
-        yield raw, _documents(file, path, form, column, target)
-
-
-def _documents(file: Any, path: Path, form: str, column: str, target: str | None) -> Iterator[Document]:
-    with _reading(path):
-        if form in FORMS:
-            yield from row_parts(file, str(path), form, column)
-        elif form == PARQUET:
-            yield Table(file, column)
-        elif len(content := file.read(LARGEST + 1)) > LARGEST:
-            raise CorpusError(f"{path}: has more than {LARGEST:,} bytes; divide it")
-        elif problem := utf8_problem(content):
-            raise CorpusError(f"{path}: {problem}; {CONVERT}")
+def translate_files(
+    jobs: Iterable[FileJob],
+    translator: Translator,
+    options: Mapping[str, Any],  # for its calls
+    tell: Callable[[int], object] = lambda size: None,  # with numbers of bytes that are done
+) -> Iterator[tuple[FileJob, str]]:
+    """Translates files, and yields each with the reason why it can't be read; "": it is translated."""
+    source, target = languages(translator, options)
+    translate = partial(translate_document, translator, language=source or UNDETERMINED, **options)
+    for job in jobs:
+        try:
+            _translate(job, translate, target, tell)
+        except CorpusError as error:
+            yield job, str(error)
         else:
-            yield open_document(content.decode(), form, target)
+            yield job, ""
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turns errors of reading a file into ones that name it."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, CorpusError):
-            raise error if str(path) in str(error) else CorpusError(f"{path}: {error}") from error
-        if not (isinstance(error, DAMAGED) or type(error).__module__.startswith("pyarrow")):
-            raise
-        raise CorpusError(f"{path}: can't be read ({first_line(error)}); is it complete?") from error
-
-
-def parts_of(
-    job: FileJob, translate: Callable[[Document], Part], tell: Callable[[int], object], target: str | None = None
-) -> Iterator[Part]:
-    """Translates a file's documents; `tell` is called with the number of bytes that were read for each."""
-    place = 0
-    with documents_of(job.source, job.form, job.column, target) as (raw, documents):
-        for document in documents:
-            yield translate(document)
-            tell(raw.tell() - place)
-            place = raw.tell()
-
-
-def write(job: FileJob, parts: Iterable[Part]) -> None:
-    """Writes the output of one file; raises `CorpusError` if the input can't be read, or changes meanwhile."""
+def _translate(
+    job: FileJob, translate: Callable[[Document], Part], target: str | None, tell: Callable[[int], object]
+) -> None:
     job.output.parent.mkdir(parents=True, exist_ok=True)
-    errors: list[str] = []
-    origin = job.origin()
-    with replacing(job.output) as place:
-        with ExitStack() as opened:
-            output: Any = opened.enter_context(place.open("wb"))
-            if job.source.suffix.lower() == ".gz":  # without a name and a time, so that equal text gives equal bytes
-                output = opened.enter_context(gzip.GzipFile("", "wb", fileobj=output, mtime=0))
-            for data, wrong in parts:
+    origin, place, errors = job.origin(), 0, list[str]()
+    is_zipped = job.source.suffix.lower() == ".gz"  # without a name and a time, equal text gives equal bytes
+    with replacing(job.output) as name:
+        with name.open("wb") as file, gzip.GzipFile("", "wb", fileobj=file, mtime=0) if is_zipped else file as output:
+            for document, end in _documents(job, target):
+                data, wrong = translate(document)
                 output.write(data.encode(errors="surrogateescape"))
                 errors += (json.dumps({"row": row, "error": error}, ensure_ascii=False) + "\n" for row, error in wrong)
+                tell(end - place)
+                place = end
         if job.origin() != origin:
             raise CorpusError(f"{job.source}: has changed while it was read; start again")
         for old in (job.output.resolve(), job.errors):  # the new record isn't that of an old output
@@ -209,3 +172,35 @@ def write(job: FileJob, parts: Iterable[Part]) -> None:
         if errors:
             write_text(job.errors, "".join(errors))
         write_text(job.record, json.dumps(origin))
+
+
+def _documents(job: FileJob, target: str | None) -> Iterator[tuple[Document, int]]:
+    """Yields the documents of a file, and how much of it is read: of text, .tsv and .jsonl, one for each `ROWS` rows.
+
+    A file that can't be read, is damaged or has no such column raises `CorpusError` when its place is reached.
+    """
+    path, form, column = job.source, job.form, str(job.how.get("column") or "text")
+    with _reading(path), path.open("rb") as raw, decompressed(raw) as file:
+        if form in FORMS:
+            yield from ((rows, raw.tell()) for rows in row_parts(file, str(path), form, column))
+        elif form == PARQUET:
+            yield Table(file, column), raw.tell()
+        elif len(content := file.read(LARGEST + 1)) > LARGEST:
+            raise CorpusError(f"{path}: has more than {LARGEST:,} bytes; divide it")
+        elif problem := utf8_problem(content):
+            raise CorpusError(f"{path}: {problem}; {CONVERT}")
+        else:
+            yield open_document(content.decode(), form, target), raw.tell()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turns errors of reading a file into ones that name it."""
+    try:
+        yield
+    except CorpusError as error:
+        raise error if str(path) in str(error) else CorpusError(f"{path}: {error}") from error
+    except Exception as error:
+        if not (isinstance(error, DAMAGED) or type(error).__module__.startswith("pyarrow")):
+            raise
+        raise CorpusError(f"{path}: can't be read ({first_line(error)}); is it complete?") from error

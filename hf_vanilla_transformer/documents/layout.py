@@ -5,13 +5,12 @@ it, else in place of the words that attend to it, else where its neighbours are.
 """
 
 import html
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 import numpy as np
 import regex
-from numpy.typing import NDArray
 
 from .links import Linked, Numbers
 
@@ -39,15 +38,14 @@ Span = tuple[int, int]
 
 
 @dataclass
-class _Node:
-    """Markup: an element, or what has no text. Its places are those in the block's text; `parent` is a number or -1."""
+class Node:
+    """An element, or other markup without text of its own."""
 
-    raw: Span  # its start tag, or all of it, in the source
-    begin: int
+    opening: Span  # the start tag, or all of the markup, in the source
+    begin: int  # in the block's text
     end: int
-    parent: int
-    last: int  # the number of the last node inside, or its own
     closing: Span = (0, 0)  # the end tag
+    inner: list["Node"] = field(default_factory=list)
 
 
 class Block:
@@ -55,42 +53,32 @@ class Block:
 
     def __init__(self, start: int, level: int = 0, name: str = "") -> None:
         self.start, self.first, self.level, self.name, self.has_blocks = start, start, level, name, False
-        self.text, self.nodes = "", list[_Node]()
-        self.kept: dict[Span, Span] = {}  # places in the text of what stays -> an element's in the source
-        self.open: list[tuple[str, int]] = []  # elements' names and numbers
+        self.text, self.kept = "", dict[Span, Span]()  # places in the text of what stays -> an element's in the source
+        self.nodes = [Node((0, 0), 0, 0)]  # the first one is all of the block
+        self.open = [("", self.nodes[0])]  # elements and their names
 
-    def add_text(self, text: str, begin: int) -> None:
-        """Adds text that is at `begin` in the source."""
-        self.first = self.first if self.text.strip() else begin  # where the first word is
-        self.text += text.translate({0: None, 0xAD: None})  # soft hyphens aren't shown
-
-    def add_kept(self, raw: Span, text: str) -> None:
-        """Adds what stays byte for byte."""
-        if not text.strip():
-            self.add_markup(raw)
-            return
-        self.kept[len(self.text), len(self.text) + len(text)] = raw
-        self.text += text
-
-    def add_markup(self, raw: Span, tag: str = "") -> None:
-        """Adds markup, or the start tag of an element that is open from now on."""
-        parent, number = self.open[-1][1] if self.open else -1, len(self.nodes)
-        self.nodes.append(_Node(raw, len(self.text), len(self.text), parent, number))
-        self.open += [(tag, number)] if tag and len(self.open) < DEPTH else []
-
-    def add_end(self, raw: Span, tag: str) -> None:
-        """Adds an end tag, as markup by itself if another element is open."""
-        if not self.open or self.open[-1][0] != tag:
-            self.add_markup(raw)
-            return
-        node = self.nodes[self.open.pop()[1]]
-        node.end, node.closing, node.last = len(self.text), raw, len(self.nodes) - 1
+    def add(self, raw: Span, kind: str, data: str) -> None:
+        """Adds "text", the "start" or "end" of an element, other markup, or what is "kept" byte for byte."""
+        node = Node(raw, len(self.text), len(self.text))
+        if kind == "text":
+            self.first = self.first if self.text.strip() else raw[0]  # where the first word is
+            self.text += data.translate({0: None, 0xAD: None})  # soft hyphens aren't shown
+        elif kind == "kept" and data.strip():
+            self.text += data
+            self.kept[node.begin, len(self.text)] = raw
+        elif kind == "end" and self.open[-1][0] == data:
+            node = self.open.pop()[1]
+            node.end, node.closing = len(self.text), raw
+        else:
+            self.nodes.append(node)
+            self.open[-1][1].inner.append(node)
+            self.open += [(data, node)] if kind == "start" and len(self.open) <= DEPTH else []
 
     def finish(self, stop: int) -> bool:
         """Ends the block, and tells whether it has words; elements that are still open aren't closed."""
         self.stop, self.key, self.solid = stop, spaced(self.text), _solid(self.text)
-        for _, number in self.open:
-            self.nodes[number].end = len(self.text)
+        for _, node in self.open:
+            node.end = len(self.text)
         stays = {place for begin, end in self.kept for place in range(begin, end)}
         for match in PROTECTED.finditer(self.text):
             if stays.isdisjoint(range(*match.span())):
@@ -98,14 +86,10 @@ class Block:
                 stays.update(range(*match.span()))
         return any(char.isalpha() for place, char in enumerate(self.text) if place not in stays)
 
-    def gaps(self, begin: int, end: int) -> tuple[str, str]:
-        """Returns a space, or nothing, as there is white space before and behind a part of the text."""
-        return " " * self.text[max(begin - 1, 0) : begin].isspace(), " " * self.text[end : end + 1].isspace()
-
 
 @dataclass
 class _Unit:
-    """A word of a translation and its place there, or a part of what stays and its place in the source."""
+    """A word of a translation and its place there; or what is written as it is, and its place in the source."""
 
     raw: str
     begin: int  # white space isn't counted
@@ -115,127 +99,97 @@ class _Unit:
 
 
 class Layout:
-    """Puts the markup of a block into its translation, a row of N units with N + 1 places around them.
+    """Puts the markup of a block into its translation.
 
     `copy` returns what is written for a part of the source, `raw` is the block's.
     """
 
     def __init__(self, block: Block, translation: Linked, raw: str, copy: Callable[[int, int], str]) -> None:
         self.block, self.linked, self.raw, self.copy = block, translation, raw, copy
-        text, solid = translation.text, _solid(translation.text)
-        found, missing = dict[int, list[_Unit]](), list[Span]()
-        for begin, end in sorted(block.kept, key=lambda place: place[0] - place[1]):
-            sought = spaced(block.text[begin:end])
+
+    def rendered(self) -> str:
+        """Returns the translation with the markup."""
+        text, solid = self.linked.text, _solid(self.linked.text)
+        found, missing, units = dict[int, list[_Unit]](), list[Span](), list[_Unit]()
+        for begin, end in sorted(self.block.kept, key=lambda place: place[0] - place[1]):
+            sought = spaced(self.block.text[begin:end])
             if (start := _occurrence(sought, text)) < 0:
                 missing.append((begin, end))
             else:
                 found[start] = self._kept(begin, end)
                 text = text[:start] + FIRST + NEXT * (len(sought) - 1) + text[start + len(sought) :]
-        self.units: list[_Unit] = []
         for match in UNIT.finditer(text):
             begin, end = match.span(2)
-            units = found.get(begin) or [_Unit(html.escape(match[2], quote=False), solid[begin], solid[end])]
-            units[0].gap = match[1] if self.units else ""
-            self.units += units
-        self._note_places()
+            new = found.get(begin) or [_Unit(html.escape(match[2], quote=False), solid[begin], solid[end])]
+            new[0].gap = match[1] if units else ""
+            units += new
         for begin, end in sorted(missing):
-            self._insert(begin, end)
-        self.owners = np.full(len(self.units), -1)  # numbers of the innermost elements
-        self.spans: list[tuple[int, int, int, int]] = []  # of all nodes so far, with the depth and the side inside
-
-    def rendered(self) -> str:
-        """Returns the translation with the markup."""
-        parts = [
-            part for at, one in enumerate(self.units) for part in ((at, 1, 0, 0, 0, one.gap), (at, 3, 0, 0, 0, one.raw))
-        ]
-        for number, node in enumerate(self.block.nodes):  # each behind its parent
-            parts += self._placed(number, node)
-        text = "".join(part[-1] for part in sorted(parts))
+            new = self._kept(begin, end)
+            start, stop, gain = _best(self._gains(units, new[0].begin, new[-1].end))
+            if gain > 0:
+                new[0].gap, units[start:stop] = units[start].gap, new
+            else:
+                self._insert(units, new, begin, end)
+        text = self._filled(self.block.nodes[0], units)
         return self.raw[: len(self.raw) - len(self.raw.lstrip())] + text + self.raw[len(self.raw.rstrip()) :]
-
-    def _placed(self, number: int, node: _Node) -> Iterator[tuple[int, int, int, int, int, str]]:
-        """Places markup; yields what sorts its parts: place, before or behind the white space there, depth, number."""
-        first, last, depth, side = self.spans[node.parent] if node.parent >= 0 else (0, len(self.units), 0, 1)
-        start, stop = self._span(node, first, last)
-        self.owners[start:stop] = number
-        opening, closing, before, behind = self.copy(*node.raw), self.copy(*node.closing), "", ""
-        if start < stop:
-            self.spans.append((start, stop, depth + 1, 1))
-            yield start, 2, depth, number, 0, opening
-            yield stop, 0, -depth, number, 0, closing
-            return
-        if side == 1:
-            before, behind = self.block.gaps(node.begin, node.end) if node.begin == node.end else ("", "")
-            side = 2 if start < last and (start == first or before) else 0
-            before, behind = ("", behind) if side else (before * (start > 0), "")
-        self.spans.append((start, start, depth, side))
-        yield start, side, depth * (side - 1), number, -len(self.block.nodes), before + opening
-        yield start, side, depth * (side - 1), node.last, -number, closing + behind
 
     def _kept(self, begin: int, end: int) -> list[_Unit]:
         """Returns what stays, cut where elements begin or end."""
         raw, solid = self.copy(*self.block.kept[begin, end]), self.block.solid
-        cuts = {
-            place for node in self.block.nodes for place in (node.begin, node.end) if begin < place < end and not raw
-        }
+        cuts = {place for node in self.block.nodes for place in (node.begin, node.end) if begin < place < end}
         units = []
-        for one, other in pairwise(sorted(cuts | {begin, end})):
+        for one, other in pairwise([begin, *(() if raw else sorted(cuts)), end]):
             text = self.block.text[one:other]
             written = raw or (text if text in self.raw else html.escape(text, quote=False))
             units.append(_Unit(written, solid[one], solid[other], True))
         return units
 
-    def _span(self, node: _Node, first: int, last: int) -> tuple[int, int]:
-        """Returns the units that an element goes around, or the place of markup twice."""
+    def _filled(self, node: Node, units: list[_Unit]) -> str:
+        """Returns the units of an element with the markup inside: around units, then between them."""
+        for one in [one for one in node.inner if not self._is_around(one, units)]:
+            begin, end = self.block.solid[one.begin], self.block.solid[one.end]
+            self._insert(units, [_Unit(self._tags(one), begin, end, True)], one.begin, one.begin)
+        return "".join(one.gap + one.raw for one in units)
+
+    def _is_around(self, node: Node, units: list[_Unit]) -> bool:
+        """Makes one unit of those that an element goes around; False: there are none."""
         begin, end = self.block.solid[node.begin], self.block.solid[node.end]
-        if begin < end:
-            gains = self._shares(begin, end) - MOST
-            gains[self._is_kept] *= FORCED
-            gains[self.owners != node.parent] = -FORCED
-            start, stop, gain = _best(gains)
-            if gain > LEAST - MOST:  # if no word has MOST, the best one alone
-                return start, stop
-        places = np.arange(first, last + 1)
-        around = np.concatenate([[-2], self.owners, [-2]])  # not inside of another element
-        is_free = (around[places] != around[places + 1]) | (around[places] == node.parent)
-        is_free[[0, -1]] = True
-        return (self._boundary(begin, places[is_free]),) * 2
+        start, stop, gain = _best(self._gains(units, begin, end))
+        if begin == end or gain <= LEAST - MOST:  # if no word has MOST, the best one alone
+            return False
+        gap, units[start].gap = units[start].gap, ""
+        written = self.copy(*node.opening) + self._filled(node, units[start:stop]) + self.copy(*node.closing)
+        units[start:stop] = [_Unit(written, begin, end, True, gap)]
+        return True
 
-    def _insert(self, begin: int, end: int) -> None:
-        """Puts what stays in place of the words that come from it, or else between those of its neighbours."""
-        units, (before, behind) = self._kept(begin, end), self.block.gaps(begin, end)
-        shares = self._shares(units[0].begin, units[-1].end)
-        start, stop, gain = _best(np.where(self._is_kept, -FORCED, shares - MOST))
-        if gain > 0:
-            units[0].gap = self.units[start].gap
-        else:
-            start = stop = self._boundary(units[0].begin, np.arange(len(self.units) + 1))
-            units[0].gap = before * (start > 0)
-            for one in self.units[start : start + 1]:
-                one.gap = one.gap or behind
-        self.units[start:stop] = units
-        self._note_places()
+    def _tags(self, node: Node) -> str:
+        return "".join([self.copy(*node.opening), *map(self._tags, node.inner), self.copy(*node.closing)])
 
-    def _note_places(self) -> None:
-        places = [(one.begin, one.end, one.is_kept) for one in self.units]
-        self._begins, self._ends, is_kept = np.array(places, int).reshape(-1, 3).T
-        self._is_kept = is_kept.astype(bool)
+    def _insert(self, units: list[_Unit], new: list[_Unit], begin: int, end: int) -> None:
+        """Puts units between those that come from what is before and behind them in the source."""
+        gains, text = self._gains(units, 0, new[0].begin).clip(-MOST, MOST), self.block.text
+        place = int(np.argmax(np.cumsum([0.0, *gains])))
+        before, behind = text[max(begin - 1, 0) : begin].isspace() * " ", text[end : end + 1].isspace() * " "
+        for follows in units[place : place + 1]:
+            if begin == end and (before or not place):  # markup has the white space that there was
+                before, follows.gap = follows.gap, behind
+            else:
+                follows.gap = follows.gap or behind
+        new[0].gap = before if place else ""
+        units[place:place] = new
 
-    def _shares(self, begin: int, end: int) -> Numbers:
-        """Returns how much of each unit comes from a span of the source, (N,), from 0 to 1."""
-        is_inside = (begin <= self._begins) & (self._ends <= end)
-        return np.where(self._is_kept, is_inside, self.linked.shares(begin, end, self._begins, self._ends))
-
-    def _boundary(self, begin: int, places: NDArray[np.int64]) -> int:
-        """Returns the place that best divides what comes before a place of the source from what comes after it."""
-        gains = np.concatenate([[0.0], np.cumsum(2 * self._shares(0, begin) - 1)])
-        return int(places[np.argmax(gains[places])])
+    def _gains(self, units: list[_Unit], begin: int, end: int) -> Numbers:
+        """Returns how much each unit is in favour of coming from a span of the source, (N,); below 0: against it."""
+        begins, ends, is_kept = np.array([(one.begin, one.end, one.is_kept) for one in units], int).reshape(-1, 3).T
+        forced = np.where((begin <= begins) & (ends <= end), FORCED, -FORCED)
+        gains: Numbers = np.where(is_kept, forced, self.linked.shares(begin, end, begins, ends) - MOST)
+        return gains
 
 
 def _best(gains: Numbers) -> tuple[int, int, float]:
     """Returns the span with the largest sum, and the sum."""
     if not len(gains):
-        return 0, 0, 0.0
+        return 0, 0, -FORCED
     sums = np.concatenate([[0.0], np.cumsum(gains)])
     stop = int(np.argmax(sums[1:] - np.minimum.accumulate(sums[:-1]))) + 1
     start = stop - 1 - int(np.argmin(sums[:stop][::-1]))

@@ -14,7 +14,7 @@ import regex
 from ..data.formats import CorpusError
 from ..errors import install
 from .layout import DEPTH, Block, Layout, Span
-from .links import Linked
+from .links import Document, Linked
 
 try:
     from tinyhtml5.constants import Token
@@ -107,27 +107,23 @@ class _Tokenizer(HTMLTokenizer):
         return known < len(elements)
 
 
-class Html:
+class Html(Document):
     """A page or a fragment; `target` is the language for `<html lang>`, None: the attribute stays.
 
-    Attributes are those of `Document`; `texts` are paragraphs and attributes' values.
+    `texts` are paragraphs and attributes' values.
     """
 
-    problems, is_prose, is_linked = (), True, True
-
     def __init__(self, source: str, target: str | None = None) -> None:
+        super().__init__()
         self._source, self._target, self._blocks = source, target, list[Block]()
         self._stack = [Block(0)]  # what is open: a block, and what stays of it, and blocks in this ...
-        self.language: str | None = None
         _Tokenizer(source, self._take)
         self._take((len(source), len(source)), "end", "html", {}, (0, True))
         self._blocks.sort(key=lambda block: block.start)
-        self.places: dict[str, list[int]] = {}
         breaks = [place for place, char in enumerate(source) if char == "\n"]
         for block in self._blocks:
-            self.places.setdefault(block.key, []).append(bisect_left(breaks, block.first) + 1)
+            self.places[block.key].append(bisect_left(breaks, block.first) + 1)
         self.places.pop(LANGUAGE, None)
-        self.texts = list(self.places)
 
     def _take(self, raw: Span, kind: str, data: str, attributes: Mapping[str, str], state: State) -> None:
         if ATTRIBUTES.keys() & attributes.keys() and state[1]:
@@ -145,18 +141,16 @@ class Html:
         if block.level % 2:
             block.text += data * (kind == "text")
             block.has_blocks |= is_block
-        elif kind == "text":
-            block.add_text(data, raw[0])
-        elif is_block or len(block.nodes) + len(block.kept) >= MOST_NODES:
+        elif is_block or (kind != "text" and len(block.nodes) + len(block.kept) > MOST_NODES):
             self._renew(raw[0], raw[1])
         elif not is_done:
-            block.add_end(raw, data) if kind == "end" else block.add_markup(raw, data * (kind == "start"))
+            block.add(raw, kind, data)
 
     def _end(self, block: Block, stop: int) -> None:
         if block.has_blocks:
             self._renew(block.start, stop)
         elif block.level % 2:
-            self._stack[-1].add_kept((block.start, stop), block.text)
+            self._stack[-1].add((block.start, stop), "kept", block.text)
         elif block.finish(stop):
             self._blocks.append(block)
 
@@ -173,7 +167,7 @@ class Html:
             name, (begin, end) = match[1].lower(), match.span("value")
             if name in left and begin >= 0:
                 block = Block(begin, name=match[2] or '"')
-                block.add_text(attributes[name], begin)
+                block.add((begin, end), "text", attributes[name])
                 if block.finish(end) or "lang" in name:
                     self._blocks.append(block)
                     block.key = LANGUAGE if "lang" in name else block.key
@@ -182,7 +176,7 @@ class Html:
     def translated(self, translations: Mapping[str, Linked]) -> str:
         """Returns the HTML in the target language; a text without a translation, or the same one, stays."""
         starts = [block.start for block in self._blocks]
-        known = {**translations, LANGUAGE: Linked(self._target, (0, 0), ())} if self._target else translations
+        known = {**translations, LANGUAGE: Linked(self._target)} if self._target else translations
 
         def written(begin: int, stop: int) -> str:
             parts, position = list[str](), begin

@@ -4,18 +4,18 @@ import json
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from io import BytesIO
+from io import BufferedIOBase, BytesIO
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from ..data.formats import CorpusError, bounded_lines, check_start, utf8_problem
 from ..errors import first_line
-from .links import Linked
+from .links import Document, Linked
 
 ROWS = 1_000  # of a part of a file; the same everywhere, as batches depend on it
 TRANSLATION = "translation"  # the column that tables get
 
-Lines = Iterable[tuple[str, str]]  # lines and their ends
+Lines = Iterable[tuple[str, str, str]]  # lines, their ends, and what isn't UTF-8
 
 
 class Row(NamedTuple):
@@ -27,20 +27,19 @@ class Row(NamedTuple):
     error: str = ""
 
 
-class Rows:
+class Rows(Document):
     """Rows of a file, of which the first one is in line `first`; `cell` writes a translation."""
 
     is_prose = is_linked = False
-    language = None
 
     def __init__(self, rows: Sequence[Row], cell: Callable[[str], str], first: int = 1) -> None:
+        super().__init__()
         self.rows, self.cell = rows, cell
-        self.problems = [(line, row.error) for line, row in enumerate(rows, first) if row.error]
-        self.places: dict[str, list[int]] = {}
         for line, row in enumerate(rows, first):
             if row.text is not None:
-                self.places.setdefault(row.text, []).append(line)
-        self.texts = list(self.places)
+                self.places[row.text].append(line)
+            elif row.error:
+                self.problems.append((line, row.error))
 
     def cells(self, translations: Mapping[str, Linked]) -> list[str]:
         """Returns the translation of each row; that of a text without one is empty."""
@@ -64,28 +63,24 @@ def plain_text(text: str) -> Rows:
 
 
 def _text_rows(lines: Lines, column: str) -> Iterator[Row]:
-    for line, end in lines:
-        yield Row(None, "", end, error) if (error := _not_utf8(line)) else Row(line, "", end)
-
-
-def _not_utf8(line: str) -> str:
-    return utf8_problem(line.encode(errors="surrogateescape"))
+    for line, end, error in lines:
+        yield Row(None if error else line, "", end, error)
 
 
 def _tsv_rows(lines: Lines, column: str) -> Iterator[Row]:
-    header, end = next(iter(lines), ("", ""))
+    header, end, _ = next(iter(lines), ("", "", ""))
     names = header.split("\t")
     _check_columns(names, column)
     yield Row(None, f"{header}\t{TRANSLATION}", end)
-    for line, end in lines:
-        cells, error = line.split("\t"), _not_utf8(line)
+    for line, end, error in lines:
+        cells = line.split("\t")
         if len(cells) != len(names):
             error = error or f"{len(cells)} columns, not {len(names)}"
         yield Row(None if error else cells[names.index(column)], f"{line}\t", end, error)
 
 
 def _json_rows(lines: Lines, column: str) -> Iterator[Row]:
-    for line, end in lines:
+    for line, end, _ in lines:
         text, error = _json_text(line, column) if line.strip() else (None, "")
         if text is None:
             yield Row(None, line, end, error)
@@ -134,19 +129,19 @@ def row_parts(file: Any, name: str, form: str, column: str) -> Iterator[Rows]:
         begin, first = "", first + len(some)
 
 
-def _lines(file: Any, name: str) -> Iterator[tuple[str, str]]:
+def _lines(file: IO[bytes], name: str) -> Iterator[tuple[str, str, str]]:
     for number, line in enumerate(bounded_lines(file, name)):
         if not number:
             check_start(line, name)
         text = line.decode(errors="surrogateescape")
         plain = text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
-        yield plain, text[len(plain) :]
+        yield plain, text[len(plain) :], utf8_problem(line)
 
 
 class Table(Rows):
     """The rows of a Parquet file; raises `CorpusError` without such a column."""
 
-    def __init__(self, file: Any, column: str) -> None:
+    def __init__(self, file: IO[bytes] | BufferedIOBase, column: str) -> None:
         import pyarrow.parquet
 
         self.table = pyarrow.parquet.read_table(file).replace_schema_metadata()

@@ -14,7 +14,7 @@ import numpy as np
 import regex
 
 from ..data.formats import CorpusError
-from .links import Linked, solid_size
+from .links import Document, Linked, solid_size
 
 WIDTH = 42  # columns of a line
 LINES = r"(?:(?!.*-->)[^\r\n].*\n?)*+"  # up to a blank one
@@ -98,27 +98,27 @@ class Speech:
         return written + self.after
 
 
-class Subtitles:
+class Subtitles(Document):
     """Subtitles as a `Document`: a `source` of the `form` .srt, .vtt, .ass or .ssa.
 
     One with another form, or text that is in no cue, raises `CorpusError`.
     """
 
     def __init__(self, source: str, form: str) -> None:
+        super().__init__()
         form = form.replace("ssa", "ass")
         language = re.match(r"\ufeff?WEBVTT.*\n(?:[^\r\n].*\n)*?Language:[ \t]*([\w-]+)", source)
         self.language = language and language[1]
-        self.speeches, self.places, line = list[Speech](), dict[str, list[int]](), 1
+        self.speeches, line = list[Speech](), 1
         for unsaid, cue in _cues(source, form):
             end = "\r\n" if unsaid.endswith("\r\n") else "\n" * unsaid.endswith("\n")
             speakers = re.finditer(SPEAKER.format(BREAKS[form], "v" if form == ".vtt" else "(?!)"), cue)
             for begin, stop in pairwise([0, *(one.end() for one in speakers), len(cue)]):
                 speech = Speech("" if begin else unsaid, cue[begin:stop], form, end)
                 if speech.text:
-                    self.places.setdefault(speech.text, []).append(line + speech.before.count("\n"))
+                    self.places[speech.text].append(line + speech.before.count("\n"))
                 self.speeches.append(speech)
                 line += speech.source.count("\n")
-        self.texts, self.problems, self.is_prose = list(self.places), list[tuple[int, str]](), True
         self.is_linked = any(speech.tags for speech in self.speeches)
 
     def translated(self, translations: Mapping[str, Linked]) -> str:

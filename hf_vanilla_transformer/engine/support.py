@@ -1,12 +1,13 @@
-"""Which models the engine knows: the paper's, with exactly its modules and shapes."""
+"""Which models the engine knows (the paper's, with exactly its modules and shapes), and how they change meanwhile."""
 
 import copy
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from operator import is_not
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import output_capturing
 
@@ -14,106 +15,73 @@ from .. import modeling_vanilla_transformer as modeling
 from . import torch_private
 
 HEAD = modeling.VanillaTransformerForConditionalGeneration
-
-# A hook without effect on decoding, by the file and the name of its code: it collects outputs where they are asked for.
-HARMLESS_HOOK = (output_capturing.__file__, "output_capturing_hook")
-
-# Activations that treat each element by itself, so that it makes no difference how positions are laid out.
-ACTIVATION_NAMES = (
-    "relu", "relu6", "relu2", "gelu", "gelu_10", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh",
-    "gelu_accurate", "hardswish", "leaky_relu", "linear", "mish", "quick_gelu", "sigmoid", "silu", "swish", "tanh",
-)  # fmt: skip
 # Settings of modules that the engine takes from the configuration, or can't have.
 MODULE_SETTINGS = ("head_dim", "value_head_dim", "is_causal", "max_norm")
+# Values of each parameter that are compared. Some writes change nothing else that could be seen: those of fused
+# optimizers, of PEFT when it merges adapters, and of `parameter.data.copy_()` for averages of weights.
+VALUES_PER_PARAMETER = 16
 
 
-# ---- What a model is made of ----
-def tree(module: nn.Module) -> list[nn.Module]:
-    """Returns a module and all below it; `modules()` takes several times as long, as it makes their names too."""
-    found = [module]
-    for parent in found:  # which grows on the way
-        found += [child for child in parent._modules.values() if child is not None]
-    return found
+def unsupported_reason(model: PreTrainedModel, compute_type: str = "default") -> str | None:
+    """Says why the engine can't be attached to a model, with this `compute_type`, or None if it can."""
+    if (reason := edited_reason(model)) is not None:
+        return reason
+    if (kernel := model.config._attn_implementation or "eager") not in ("sdpa", "eager"):
+        return f"the attention is {kernel}"
+    if getattr(model.config, "is_causal", None) is not None:
+        return "the configuration has `is_causal`"
+    return _weights_reason(_parameters_of(_used_modules(model)), compute_type)
 
 
-def used_modules(model: PreTrainedModel) -> list[nn.Module]:
-    """Returns the modules that decoding with a model runs, and no others."""
-    return [model, model.model, *tree(model.model.encoder), *tree(model.model.decoder), *tree(model.lm_head)]
-
-
-def parameters_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """Returns the parameters of modules, each once."""
-    found = (value for module in modules for value in module._parameters.values() if value is not None)
-    return list({id(one): one for one in found}.values())
-
-
-# ---- What can't be supported ----
-def unsupported_reason(
-    model: PreTrainedModel, compute_type: str = "default", *, allow_autocast: bool = False
-) -> str | None:
-    """Says why the engine can't be attached to a model, with these options of `attach`, or None if it can."""
-    return next(filter(None, _reasons(model, compute_type, allow_autocast)), None)
-
-
-def _reasons(model: PreTrainedModel, compute_type: str, allow_autocast: bool) -> Iterator[str | None]:
-    """Yields what each check says; the later ones presume that the earlier ones said None."""
+def edited_reason(model: PreTrainedModel) -> str | None:
+    """Says why a model isn't this package's, or computes something else than its weights and configuration say."""
     kind = type(model)
     if kind is not HEAD and kind.__name__ == HEAD.__name__ and kind.__module__.startswith("transformers_modules."):
-        yield "its class came with the checkpoint; import hf_vanilla_transformer before loading the model"
+        return "its class came with the checkpoint; import hf_vanilla_transformer before loading the model"
     if kind is not HEAD:
-        yield f"{kind.__name__} is not {HEAD.__name__} itself"
+        return f"{kind.__name__} is not {HEAD.__name__} itself"
     if getattr(model, "is_quantized", False):
-        yield "its weights are quantized"
-    if (kernel := model.config._attn_implementation or "eager") not in ("sdpa", "eager"):
-        yield f"the attention is {kernel}"
-    if model.config.activation_function not in ACTIVATION_NAMES:
-        yield f"the activation {model.config.activation_function} may look at more than one element"
-    if getattr(model.config, "is_causal", None) is not None:
-        yield "the configuration has `is_causal`"
-    modules = used_modules(model)
-    yield _structure_reason(model, modules)
-    for module in modules:
-        yield shadowed_reason(module, allow_autocast and module is model)
-        yield hook_reason(module)
-    yield _parameter_reason(modules)
-    yield _type_reason(model, compute_type)
+        return "its weights are quantized"
+    modules = _used_modules(model)
+    reasons = (_structure_reason(model, modules), *map(_shadowed_reason, modules), *map(_hook_reason, modules))
+    return next(filter(None, reasons), None)
+
+
+def _used_modules(model: PreTrainedModel) -> list[nn.Module]:
+    """Returns the modules that decoding with a model runs, and no others."""
+    found = [model.model.encoder, model.model.decoder, model.lm_head]
+    for parent in found:  # which grows on the way; `modules()` makes names too, and takes several times as long
+        found += [child for child in parent._modules.values() if child is not None]
+    return [model, model.model, *found]
+
+
+def _parameters_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    return list(dict.fromkeys(one for module in modules for one in module._parameters.values() if one is not None))
 
 
 def _structure_reason(model: PreTrainedModel, modules: Sequence[nn.Module]) -> str | None:
     """Says where a model isn't what its class makes of its configuration, or None."""
+    config = copy.deepcopy(model.config)
+    config._attn_implementation = "eager"  # no other is looked for
     with torch.device("meta"):
-        expected = used_modules(HEAD(copy.deepcopy(model.config)))
-    for module, other in zip_longest(modules, expected):
-        kind = type(module)
-        if kind is not type(other):
-            return f"{kind.__name__} is not one of the model's own modules, or not in its place"
-        shapes, others = (
-            [None if one is None else one.shape for one in part._parameters.values()] for part in (module, other)
-        )
-        settings, usual = ([getattr(part, name, None) for name in MODULE_SETTINGS] for part in (module, other))
-        if shapes != others or settings != usual or vars(module).get("config", model.config) is not model.config:
-            return f"a {kind.__name__} is another one than the configuration says"
+        expected = _used_modules(HEAD(config))
+    for module, other in zip_longest(modules, expected, fillvalue=model):
+        if _facts(module) != _facts(other) or vars(module).get("config", model.config) is not model.config:
+            return f"{type(module).__name__} is not what the configuration says, or not in its place"
     return None
 
 
-def shadowed_reason(module: nn.Module, allow_autocast: bool = False) -> str | None:
-    """Says which attribute of a module runs in place of its class's, or None; Accelerate's `forward` may be allowed."""
-    attributes, run = vars(module), _names(type(module))  # type: ignore[arg-type]  # classes are hashable
-    if run.isdisjoint(attributes):  # the usual case, in a microsecond
-        return None
-    names = run & attributes.keys()
-    if allow_autocast and "_original_forward" in attributes:
+def _facts(module: nn.Module) -> tuple[object, ...]:
+    shapes = [None if one is None else one.shape for one in module._parameters.values()]
+    return type(module), shapes, [getattr(module, name, None) for name in MODULE_SETTINGS]
+
+
+def _shadowed_reason(module: nn.Module) -> str | None:
+    """Says which attribute of a module runs in place of its class's, or None."""
+    names = _names(type(module)).intersection(vars(module))  # type: ignore[arg-type]  # classes are hashable
+    if type(module) is HEAD and "_original_forward" in vars(module):  # Accelerate's, with autocast: it isn't called
         names -= {"forward"}
     return f"a {type(module).__name__} has a {min(names)} of its own" if names else None
-
-
-def hook_reason(module: nn.Module) -> str | None:
-    """Says that a module has hooks that could see or change what it computes, or None."""
-    for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-        code = getattr(hook, "__code__", None)
-        if code is None or (code.co_filename, code.co_name) != HARMLESS_HOOK:
-            return f"a {type(module).__name__} has hooks"
-    return None
 
 
 @functools.cache
@@ -123,24 +91,71 @@ def _names(kind: type) -> frozenset[str]:
     return frozenset(called - {"__class__", "loss_of_targets"}) | {"weight", "bias", "_hf_hook"}
 
 
-def _parameter_reason(modules: Iterable[nn.Module]) -> str | None:
-    kinds = {(type(one), one.dtype, one.layout, one.device) for one in parameters_of(modules)}
-    if len(kinds) > 1:
-        return "its parameters have several devices or types"
-    ((kind, dtype, layout, device),) = kinds
-    is_usual = kind is nn.Parameter and dtype.is_floating_point and layout is torch.strided
-    if not is_usual or device.type == "meta":
-        return f"its parameters are of type {kind.__name__}, {dtype}, {layout} on {device}"
-    return None
+def _hook_reason(module: nn.Module) -> str | None:
+    """Says that a module has hooks, but for transformers' own, which collect outputs where they are asked for."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    is_one = any(getattr(hook, "__module__", None) != output_capturing.__name__ for hook in hooks)
+    return f"a {type(module).__name__} has hooks" if is_one else None
 
 
-def _type_reason(model: PreTrainedModel, compute_type: str) -> str | None:
-    weight = model.lm_head.weight
-    own = str(weight.dtype).removeprefix("torch.")
-    if compute_type == "int8" and (weight.device.type, own) != ("cpu", "float32"):
-        return f"int8 needs a model in float32 on a CPU, and this one is in {own} on {weight.device.type}"
+def _weights_reason(parameters: Iterable[nn.Parameter], compute_type: str) -> str | None:
+    """Says why the weights can't be computed with, or not in this type, or None."""
+    kinds = {(type(one), one.dtype, one.layout, one.device) for one in parameters}
+    _, dtype, _, device = next(iter(kinds))
+    if kinds != {(nn.Parameter, dtype, torch.strided, device)} or not dtype.is_floating_point or device.type == "meta":
+        return "its parameters aren't of one floating-point type, on one device"
+    own = str(dtype).removeprefix("torch.")
+    if compute_type == "int8" and (device.type, own) != ("cpu", "float32"):
+        return f"int8 needs a model in float32 on a CPU, and this one is in {own} on {device.type}"
     if compute_type == "int8" and torch_private.int8_linear() is None:
         return f"int8 needs products of 8 bits, and torch {torch.__version__} lacks them on this machine"
     if compute_type not in ("default", "int8", own):
-        return f"its weights are in {own}; load it with dtype={compute_type}, or leave compute_type out"
+        return f"compute_type is {compute_type!r}; choose one of 'default', {own!r}, 'int8', or load it with that dtype"
     return None
+
+
+class Snapshot:
+    """A model's modules and parameters as they were when its weights were prepared; the model itself isn't held."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        _, *self.below = modules = _used_modules(model)
+        self.parameters = _parameters_of(modules)
+        self.parts = [*self.below, *map(type, modules), *self.parameters]
+        self.places, self.samples = list(map(_place, self.parameters)), list(map(_sample, self.parameters))
+        self.values = torch.cat(self.samples)
+
+    def change(self, model: PreTrainedModel) -> str | None:
+        """Says how the model has changed, or None; takes a fraction of a millisecond, and doesn't see everything."""
+        modules = _used_modules(model)
+        parts = [*modules[1:], *map(type, modules), *_parameters_of(modules)]
+        if len(parts) != len(self.parts) or any(map(is_not, parts, self.parts)):
+            return "modules or parameters of the model, or their classes, were replaced"
+        is_moved = list(map(_place, self.parameters)) != self.places  # samples may then be of memory that has gone
+        if is_moved or not torch.allclose(torch.cat(self.samples), self.values, rtol=0, atol=0, equal_nan=True):
+            return "weights of the model were changed"
+        return next(filter(None, map(_shadowed_reason, modules)), None)
+
+    def obstacle(self, model: PreTrainedModel) -> str | None:
+        """Says what keeps the engine from this call alone, or None: hooks, training mode, autocast."""
+        if torch_private.has_global_hooks():
+            return "there are hooks on all modules"
+        for module in (model, *self.below):
+            if (reason := _hook_reason(module)) is not None:
+                return reason
+            # To torch's other modules it makes no difference; new ones are in training mode until `eval()`.
+            kind = type(module)
+            if module.training and (kind is nn.Dropout or kind.__module__ == modeling.__name__):
+                return f"a {kind.__name__} is in training mode"
+        return "autocast is on" if torch.is_autocast_enabled(self.parameters[0].device.type) else None
+
+
+def _place(parameter: Tensor) -> tuple[int, int]:
+    return -1 if parameter.is_inference() else parameter._version, parameter.data_ptr()  # inference counts no versions
+
+
+def _sample(parameter: Tensor) -> Tensor:
+    """Returns a view of some values of a parameter as they lie in memory: (16,), or fewer of a small one."""
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
+    # The last value is among them, and so are values of many columns: the step is seldom a multiple of the width.
+    step = max((reach - 1) // (VALUES_PER_PARAMETER - 1), 1)
+    return parameter.detach().as_strided((reach,), (1,))[::step][:VALUES_PER_PARAMETER]

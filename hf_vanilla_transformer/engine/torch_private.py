@@ -45,8 +45,12 @@ def int8_linear() -> Any:
 
 
 def int8_linear_of_few_rows() -> Any:
-    """Returns the same of FBGEMM; torch will remove them, and oneDNN's take their place, more slowly."""
-    return _all("torch.ops.quantized.linear_prepack", "torch.ops.quantized.linear_dynamic")
+    """Returns what makes FBGEMM's weights of integers, what packs them, and the product of these.
+
+    torch will remove them, and oneDNN's take their place, more slowly.
+    """
+    quantized = "torch._make_per_channel_quantized_tensor"
+    return _all(quantized, "torch.ops.quantized.linear_prepack", "torch.ops.quantized.linear_dynamic")
 
 
 # ---- Hooks and compilers ----

@@ -9,19 +9,12 @@ from transformers import PreTrainedConfig
 
 from ..checkpoints.code import other_code
 from ..checkpoints.headers import read_json, tensors_in
-from ..checkpoints.kinds import CONFIG, GENERATION_CONFIG, check_kind
-from ..checkpoints.loading import (
-    MODEL_TYPE,
-    check_tokenizer,
-    load_config,
-    load_tokenizer,
-    tokenizer_fingerprint,
-)
+from ..checkpoints.kinds import CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, check_kind
+from ..checkpoints.loading import MODEL_TYPE, check_tokenizer, load_config, load_tokenizer, tokenizer_fingerprint
 from ..data.hub_names import without_weights
 from ..errors import CheckpointError
 
 PARTS = ("embeddings", "encoder", "decoder", "output projection")
-TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}  # of safetensors' types; others have one byte
 NOT_DECODING = ("_from_model_config", "transformers_version")
 
@@ -57,10 +50,7 @@ class Description:
 
 
 def describe(name: str) -> Description:
-    """Describes a checkpoint by its configuration, the headers of its weights and the files beside them.
-
-    Args:
-        name: A folder that `save_pretrained` wrote, or a model's name on the Hub.
+    """Describes a checkpoint, in a folder or on the Hub, by its configuration, its weights' headers and other files.
 
     Raises:
         CheckpointError: It is no checkpoint of this package's models, or a file is damaged.
@@ -94,20 +84,14 @@ def describe(name: str) -> Description:
 def _parts(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, int]:
     parts = dict.fromkeys(PARTS, 0)
     for name, (_, shape) in tensors.items():
-        parts[_part(name)] += math.prod(shape)
+        stack = "embeddings" if ".embed_" in name else name.removeprefix("model.").partition(".")[0]
+        parts[stack if stack in PARTS else "output projection"] += math.prod(shape)
     return {part: number for part, number in parts.items() if number}
-
-
-def _part(name: str) -> str:
-    if ".embed_" in name:
-        return "embeddings"
-    stack = name.removeprefix("model.").partition(".")[0]
-    return stack if stack in ("encoder", "decoder") else "output projection"
 
 
 def _tokenizer(folder: Path, config: PreTrainedConfig) -> tuple[TokenizerFacts | None, list[str]]:
     """Returns the facts about the tokenizer, and the reasons why it can't be used."""
-    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+    if not any((folder / file).is_file() for file in (TOKENIZER_CONFIG, TOKENIZER)):
         return None, []
     try:
         tokenizer = load_tokenizer(folder)
@@ -118,12 +102,13 @@ def _tokenizer(folder: Path, config: PreTrainedConfig) -> tuple[TokenizerFacts |
         for name, token in tokenizer.special_tokens_map.items()
         if isinstance(token, str)
     }
-    facts = TokenizerFacts(type(tokenizer).__name__, len(tokenizer), special, tokenizer_fingerprint(tokenizer))
+    problems = []
     try:
         check_tokenizer(tokenizer, config, folder.name)
     except CheckpointError as error:
-        return facts, [str(error)]
-    return facts, []
+        problems = [str(error)]
+    fingerprint = tokenizer_fingerprint(tokenizer)
+    return TokenizerFacts(type(tokenizer).__name__, len(tokenizer), special, fingerprint), problems
 
 
 def _decoding(folder: Path) -> dict[str, object]:

@@ -6,15 +6,22 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from huggingface_hub import ModelCard
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from ..checkpoints.files import write_text
 from ..checkpoints.headers import read_json, tensors_in
-from ..checkpoints.kinds import CONFIG
+from ..checkpoints.kinds import CONFIG, TOKENIZER
 from ..data.digests import digest_of
-from ..metrics import Score
-from .card_file import CARD, CardError, load_card
+from ..errors import CheckpointError
 
+if TYPE_CHECKING:
+    from ..metrics import Score
+
+CARD = "README.md"
 FACTS = "model_card.json"  # the facts of a card, beside it; `vanilla-transformer card` makes a new card from them
 WEIGHTS = "weights"  # in that file, the digests of the weights that the facts describe
 SCORES = "scores.json"
@@ -23,12 +30,21 @@ TRANSLATION = "translation"  # the Hub's name of the task
 TEXT2TEXT = "text2text-generation"  # other strings in and out; a tag, as the Hub has no such task any more
 TARGET_TOKENS = "target_tokens"  # in the Trainer's log
 POINTS_PER_CURVE = 10
-# Beside BLEU, which every curve has: entries of the Trainer's log -> names in a card.
-OTHER_SCORES = {"eval_exact_match": "exact match", "eval_wer": "WER", "eval_ser": "SER", "eval_cer": "CER"}
-# Saved facts that stay true when the weights change.
-BY_AUTHOR = ("title", "source_language", "target_language", "limits")
-# Fields of a card's metadata that come from the facts; all others are the author's.
-MADE = ("base_model", "datasets", "language", "library_name", "license", "model-index", "pipeline_tag", "tags")
+# Entries of the Trainer's log -> measurements of a curve.
+LOGGED = {
+    **{one: one for one in ("step", TARGET_TOKENS, "loss")},
+    **{"eval_perplexity": "perplexity", "eval_bleu": "bleu", "eval_exact_match": "exact match"},
+    **{"eval_wer": "WER", "eval_ser": "SER", "eval_cer": "CER"},
+}
+# Fields of `RunFacts` that only the author knows, so that they stay true when the weights change.
+OF_METADATA = ("languages", "license", "datasets", "base_model", "tags", "metadata")  # a card has them
+OF_AUTHOR = ("title", "source_language", "target_language", "limits", *OF_METADATA)
+MADE = ("datasets", "language", "library_name", "model-index", "tags")  # other metadata is kept as it is
+ORIGIN = ("base_model", "license", "license_name", "license_link")  # of the metadata, what a derived model inherits
+
+
+class CardError(ValueError):
+    """A card can't be made or published; the message says why and names the fix."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,7 @@ class Evaluation:
     """Scores on one test set."""
 
     dataset: str  # the test set's name, for instance "Multi30k, test_2016_flickr"
-    scores: Sequence[Score]  # BLEU, chrF ... with their signatures
+    scores: "Sequence[Score]"  # BLEU, chrF ... with their signatures
     sentences: int | None = None  # their number
     decoding: str | None = None  # for instance "beam 4, length penalty 0.6"
     split: str | None = None
@@ -49,23 +65,6 @@ class Sample:
     source: str
     translation: str
     reference: str | None = None
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """Measurements after some updates; None: not measured."""
-
-    step: int  # number of updates
-    target_tokens: int | None = None  # trained on until then
-    loss: float | None = None  # that training minimised, since the last line of the log, in nats per token
-    perplexity: float | None = None  # of the validation set, per token
-    bleu: float | None = None  # of the validation set, as the training measures it
-    scores: Mapping[str, float] = field(default_factory=dict)  # its other measures, by names as "exact match"
-
-    @property
-    def measures(self) -> dict[str, float | None]:
-        """All measures of the validation set that there are."""
-        return _stated({"perplexity": self.perplexity, "BLEU": self.bleu, **self.scores})
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,9 @@ class RunFacts:
     training_files: Sequence[str | Path] = ()  # the card shows their names without folders
     training_pairs: int | None = None  # number of sentence pairs in the training data
     recipe: TrainingFacts = field(default_factory=TrainingFacts)
-    curve: Sequence[CurvePoint] = ()  # in the order of the updates
+    # In the order of the updates: "step", their number; "target_tokens", trained on until then; "loss" that training
+    # minimised, per token; of the validation set, "perplexity" per token, "bleu", "exact match" ...
+    curve: Sequence[Mapping[str, float]] = ()
     evaluations: Sequence[Evaluation] = ()  # one per test set
     samples: Sequence[Sample] = ()  # a few translations, preferably of sentences outside the training data
     limits: str | None = None  # what the model can't do, in Markdown; a general remark follows it
@@ -136,32 +137,39 @@ def local_name(folder: str | Path) -> str:
     return "./" + " ".join(name.split())
 
 
-def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
-    """Collects the facts about a saved model: those of its files, saved ones and what its author has said.
-
-    The saved facts of a training are used only if the weights are still the same. Without saved ones, the model's name
-    is the folder's.
-
-    Returns:
-        The facts, and a sentence for the user if the weights aren't those that a training was saved for, or None.
-
-    Raises:
-        CardError: There is no complete model in the folder, or a file that is read can't be.
-    """
+def load_card(file: Path) -> ModelCard:
+    """Reads a card; `CardError`: its metadata isn't YAML, or has aliases, which can expand to any size."""
     try:
-        config, tensors, saved = read_json(folder / CONFIG), tensors_in(folder), _saved(folder)
+        text = file.read_text(encoding="utf-8-sig")
+        block = REGEX_YAML_BLOCK.search(text)
+        if block and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(block[2])):
+            raise ValueError("it has an alias of YAML; write its value")
+        return ModelCard(text)
+    except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        problem = " ".join(str(error).split())[:200]
+        raise CardError(f"{file} isn't a model card ({problem}); correct its metadata, or remove it") from error
+
+
+def read_facts(folder: Path) -> tuple[RunFacts, str | None]:
+    """Returns the facts about a saved model: those of its files, of its training, and what its author has said.
+
+    Those of a training are left out if the weights have changed since; then a sentence for the user says so, else None.
+    `CardError`: there is no complete model in the folder, or a file that is read can't be.
+    """
+    saved, note = _saved(folder), None
+    try:
+        config, tensors = read_json(folder / CONFIG), tensors_in(folder)
+        task = saved.get("task") or _task_of(folder)
     except ValueError as error:
         raise CardError(f"{error}; give a folder that save_pretrained or `vanilla-transformer train` wrote") from error
-    note = None
     if saved and saved.pop(WEIGHTS, None) != weights_in(folder):
         note = f"the weights have changed since {FACTS} was written: what it says of their training is left out"
         saved = {}
-    known = _from_json(folder, saved)
-    by_author = {*BY_AUTHOR, *_from_card(folder)}  # what isn't there any more, its author has removed
-    said = {"name": local_name(folder)} | {name: value for name, value in known.items() if name not in by_author}
+    of_training = {name: one for name, one in _from_json(folder, saved).items() if name not in OF_AUTHOR}
     # Aliases of a tied matrix aren't saved.
     counted = {"config": config, "parameters": sum(math.prod(shape) for _, (_, shape) in tensors.values())}
-    return RunFacts(**{**said, **said_by_author(folder), **counted}), note
+    known = {"name": local_name(folder), **of_training, **said_by_author(folder), **counted, "task": task}
+    return RunFacts(**known), note
 
 
 def write_facts(folder: Path, facts: RunFacts) -> None:
@@ -171,10 +179,6 @@ def write_facts(folder: Path, facts: RunFacts) -> None:
     write_text(folder / FACTS, json.dumps({WEIGHTS: weights_in(folder), **values}, indent=1, ensure_ascii=False) + "\n")
 
 
-def _stated(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value not in (None, (), [], {})}
-
-
 def weights_in(folder: Path) -> dict[str, str]:
     """Returns the names of the files with weights in a model's folder, each with the file's digest."""
     files = sorted((*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")))
@@ -182,20 +186,42 @@ def weights_in(folder: Path) -> dict[str, str]:
 
 
 def said_by_author(folder: Path) -> dict[str, Any]:
-    """Returns what only a model's author can know, as fields of `RunFacts` that aren't empty.
-
-    Raises:
-        CardError: The card, or what was saved of it, can't be read.
-    """
-    try:
-        saved = _saved(folder)
-    except ValueError as error:
-        raise CardError(f"{error}; remove it") from error
-    said = {name: saved[name] for name in BY_AUTHOR if isinstance(saved.get(name), str)} | _stated(_from_card(folder))
+    """Returns what only a model's author can know, as fields of `RunFacts` that aren't empty; `CardError` as above."""
+    saved = _saved(folder)
+    said = {name: saved[name] for name in OF_AUTHOR if isinstance(saved.get(name), str | list)}
+    if (folder / CARD).is_file():  # what isn't there any more, its author has removed
+        data = load_card(folder / CARD).data.to_dict()  # type: ignore[no-untyped-call]
+        said = {name: one for name, one in said.items() if name not in OF_METADATA} | said_in(data)
     languages = said.get("languages")
     if languages and not {said.get("source_language"), said.get("target_language")} <= {*languages, None}:
         said = {name: value for name, value in said.items() if not name.endswith("_language")}  # others are meant now
     return said
+
+
+def said_in(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what an author says in a card's metadata, as fields of `RunFacts` that aren't empty."""
+    single = {name: data[name] for name in ("license", "base_model") if isinstance(data.get(name), str)}
+    known = {*MADE, *single, *(["pipeline_tag"] if data.get("pipeline_tag") == TRANSLATION else [])}
+    lists = {
+        "languages": strings(data.get("language")),
+        "datasets": strings(data.get("datasets")),
+        "tags": [tag for tag in strings(data.get("tags")) if tag not in (*TAGS, TEXT2TEXT)],
+    }
+    others = _stated({name: one for name, one in data.items() if name not in known})
+    return _stated({**single, **lists, "metadata": others})
+
+
+def origin_of(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the base model and the licence among what an author has said: derived models have to name them."""
+    metadata = {name: one for name, one in said.get("metadata", {}).items() if name in ORIGIN}
+    return {**{name: one for name, one in said.items() if name in ORIGIN}, "metadata": metadata}
+
+
+def inherited(origin: str) -> dict[str, Any]:
+    """Returns what is known of the origin of a model that was trained from another, in a folder or on the Hub."""
+    if origin and Path(origin).is_dir():
+        return origin_of(said_by_author(Path(origin)))
+    return {"base_model": origin} if is_repository(origin) else {}
 
 
 def with_what_was_said(facts: RunFacts, said: Mapping[str, Any]) -> RunFacts:
@@ -205,43 +231,58 @@ def with_what_was_said(facts: RunFacts, said: Mapping[str, Any]) -> RunFacts:
     return replace(facts, **{name: value for name, value in said.items() if not getattr(facts, name)})
 
 
-def curve_of(log: Iterable[Mapping[str, Any]]) -> list[CurvePoint]:
-    """Returns the learning curve in a Trainer's `log_history`, at most ten points of it, the last one among them.
+def curve_of(log: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """Returns at most ten points of the learning curve in a Trainer's `log_history`, the last one among them.
 
-    Its evaluations are the points, of several after one update the first: later ones may be of the best model. Without
-    evaluations, the logged losses are.
+    Points are its evaluations, or logged losses if there are none.
     """
     steps: dict[int, dict[str, Any]] = {}
     for entry in log:
         if isinstance(entry.get("step"), int):
             known = steps.setdefault(entry["step"], {})
+            # Of several evaluations after one update, later ones may be of the best model.
             known.update({} if "eval_loss" in entry and "eval_loss" in known else entry)
     evaluated = [step for step, entry in steps.items() if "eval_loss" in entry]
     chosen = sorted(evaluated or [step for step, entry in steps.items() if "loss" in entry])
     if len(chosen) > POINTS_PER_CURVE:
         last = len(chosen) - 1
         chosen = [chosen[round(n * last / (POINTS_PER_CURVE - 1))] for n in range(POINTS_PER_CURVE)]
-    names = {TARGET_TOKENS: TARGET_TOKENS, "loss": "loss", "perplexity": "eval_perplexity", "bleu": "eval_bleu"}
-    return [
-        CurvePoint(
-            step,
-            **{name: steps[step].get(key) for name, key in names.items()},
-            scores={name: steps[step][key] for key, name in OTHER_SCORES.items() if key in steps[step]},
-        )
-        for step in chosen
-    ]
+    return [{name: steps[step][key] for key, name in LOGGED.items() if key in steps[step]} for step in chosen]
+
+
+def strings(value: Any) -> list[str]:
+    """Returns the strings of a field of metadata, one or a list; the language "no" is a boolean to YAML."""
+    values = ["no" if one is False else one for one in (value if isinstance(value, list | tuple) else [value])]
+    return [one for one in values if isinstance(one, str)]
+
+
+def _stated(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value not in (None, (), [], {})}
 
 
 def _saved(folder: Path) -> dict[str, Any]:
-    return read_json(folder / FACTS) if (folder / FACTS).exists() else {}
+    try:
+        return read_json(folder / FACTS) if (folder / FACTS).exists() else {}
+    except CheckpointError as error:
+        raise CardError(f"{error}; remove it") from error
+
+
+def _task_of(folder: Path) -> str:
+    """Returns a model's task: targets that are read as symbols, such as sounds, aren't translations."""
+    files = [file for file in (folder / f"target_{TOKENIZER}", folder / TOKENIZER) if file.is_file()]
+    model = read_json(files[0])["model"] if files else {}
+    return TEXT2TEXT if model.get("type") == "WordLevel" else TRANSLATION
 
 
 def _from_json(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    from ..metrics import Score  # sacrebleu takes half a second, and translating imports this module
+
     try:
         read = {
             **values,
             "recipe": TrainingFacts(**values.get("recipe", {})),
-            "curve": [CurvePoint(**one) for one in values.get("curve", ())],
+            # Version 0.3.0 wrote null for what isn't known, and some measures apart.
+            "curve": [_stated({**one, **one.get("scores", {}), "scores": None}) for one in values.get("curve", ())],
             "evaluations": [
                 Evaluation(**{**one, "scores": [Score(**score) for score in one["scores"]]})
                 for one in values.get("evaluations", ())
@@ -252,31 +293,3 @@ def _from_json(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, AttributeError, KeyError, ValueError) as error:  # of a newer version, or edited
         raise CardError(f"{folder / FACTS} can't be read ({error}); correct it, or remove it") from error
     return read
-
-
-def _from_card(folder: Path) -> dict[str, Any]:
-    """Reads the fields of `RunFacts` in the metadata of the folder's card."""
-    if not (folder / CARD).is_file():
-        return {}
-    data = load_card(folder / CARD).data.to_dict()  # type: ignore[no-untyped-call]
-    bases, licences = strings(data.get("base_model")), strings(data.get("license"))
-    # Values that no other fact can hold.
-    own = {
-        "base_model": len(bases) > 1,
-        "license": isinstance(data.get("license"), list),
-        "pipeline_tag": data.get("pipeline_tag") != TRANSLATION,
-    }
-    return {
-        "languages": strings(data.get("language")),
-        "license": next(iter(licences), None),
-        "datasets": strings(data.get("datasets")),
-        "base_model": next(iter(bases), None),
-        "tags": [tag for tag in strings(data.get("tags")) if tag not in (*TAGS, TEXT2TEXT)],
-        "metadata": {name: value for name, value in data.items() if name not in MADE or own.get(name)},
-    }
-
-
-def strings(value: Any) -> list[str]:
-    """Returns the strings of a field of metadata, one or a list; the language "no" is a boolean to YAML."""
-    values = ["no" if one is False else one for one in (value if isinstance(value, list | tuple) else [value])]
-    return [one for one in values if isinstance(one, str)]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, metadata
@@ -13,10 +13,11 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..checkpoints.files import check_links, write_text
 from ..errors import printable
-from .card_file import CARD
 from .facts import (
+    CARD,
     FACTS,
     TAGS,
+    TARGET_TOKENS,
     TRANSLATION,
     Evaluation,
     RunFacts,
@@ -35,15 +36,15 @@ POSITIONS = {
     "marian": "sinusoids, Marian's layout",
     "learned": "learned",
 }
+SHARED = "share_encoder_decoder_embeddings"
+SHARING: dict[tuple[object, object], str] = {  # that, and whether the output has the target's embeddings
+    **{(True, True): "source, target and output", (True, False): "source and target"},
+    **{(False, True): "target and output", (False, False): "none"},
+}
 
 
 def save_card(folder: str | Path, facts: RunFacts) -> None:
-    """Writes a model's card, `README.md`, and its facts, `model_card.json`, beside the model's weights.
-
-    Raises:
-        LinkError: One of the files is a link out of the folder.
-        OSError: The folder can't be written.
-    """
+    """Writes a model's card, `README.md`, and its facts, `model_card.json`, beside the model's weights."""
     folder = Path(folder)
     check_links(folder, [folder / CARD, folder / FACTS])
     write_text(folder / CARD, str(fill_model_card(facts)))
@@ -53,6 +54,7 @@ def save_card(folder: str | Path, facts: RunFacts) -> None:
 def fill_model_card(facts: RunFacts) -> ModelCard:
     """Returns the card, whose text is `str(card)`. The facts' text is escaped, except for `limits`."""
     facts, seconds = _publishable(facts), facts.recipe.seconds
+    measures = dict.fromkeys(name for point in facts.curve for name in point)
     card: ModelCard = ModelCard.from_template(
         _metadata(facts),
         template_path=str(TEMPLATE),
@@ -66,7 +68,8 @@ def fill_model_card(facts: RunFacts) -> ModelCard:
         package=_package(),
         architecture=architecture_rows(facts.config, facts.parameters),
         recipe=facts.recipe if facts.recipe != TrainingFacts() else None,
-        measures=list(dict.fromkeys(name for point in facts.curve for name in point.measures)),
+        measures=[name for name in measures if name not in ("step", TARGET_TOKENS, "loss")],
+        signatures=list(dict.fromkeys(score.signature for one in facts.evaluations for score in one.scores)),
     )
     card.text = printable(card.text.rstrip()) + "\n"
     return card
@@ -80,19 +83,22 @@ def _publishable(facts: RunFacts) -> RunFacts:
 
 
 def _metadata(facts: RunFacts) -> ModelCardData:
-    languages = [one for one in (facts.source_language, facts.target_language, *facts.languages) if one]
-    made = {
-        "library_name": "transformers",
-        "pipeline_tag": facts.task if facts.task == TRANSLATION else None,
+    is_translation = facts.task == TRANSLATION
+    usual = {"library_name": "transformers", "pipeline_tag": TRANSLATION if is_translation else None}
+    known = {
         "license": facts.license,
-        "language": list(dict.fromkeys(languages)) or None,
+        "language": _once([facts.source_language, facts.target_language, *facts.languages]),
         "base_model": facts.base_model,
-        "tags": list(dict.fromkeys((*TAGS, *([] if facts.task == TRANSLATION else [facts.task]), *facts.tags))),
-        "datasets": list(facts.datasets) or None,
+        "tags": _once([*TAGS, None if is_translation else facts.task, *facts.tags]),
+        "datasets": list(facts.datasets),
         "model_name": facts.name.rpartition("/")[2] if facts.evaluations else None,
-        "eval_results": _eval_results(facts.evaluations, facts.task) or None,
+        "eval_results": _eval_results(facts.evaluations, facts.task),
     }
-    return ModelCardData(**{**made, **facts.metadata})
+    return ModelCardData(**{**usual, **facts.metadata, **{name: value for name, value in known.items() if value}})
+
+
+def _once(values: Iterable[str | None]) -> list[str]:
+    return [one for one in dict.fromkeys(values) if one]
 
 
 def _eval_results(evaluations: Sequence[Evaluation], task: str) -> list[EvalResult]:
@@ -100,7 +106,7 @@ def _eval_results(evaluations: Sequence[Evaluation], task: str) -> list[EvalResu
         EvalResult(
             task_type=task,
             task_name=task.replace("-", " ").title(),
-            dataset_type=re.sub(r"[^\w.-]+", "-", evaluation.dataset).strip("-").lower() or "test",
+            dataset_type=re.sub(r"[^\w./-]+", "-", evaluation.dataset).strip("-").lower() or "test",
             dataset_name=evaluation.dataset,
             dataset_split=evaluation.split,
             metric_type="chrf" if score.name.startswith("chrF") else score.name.lower().replace(" ", "_"),
@@ -136,7 +142,7 @@ def architecture_rows(config: Mapping[str, Any], parameters: int | None = None) 
         ("layer normalisation", NORMS.get(str(config.get("norm_position")))),
         ("positions", POSITIONS.get(str(config.get("position_encoding")))),
         ("vocabulary", _vocabulary(config)),
-        ("shared embeddings", _sharing(config)),
+        ("shared embeddings", SHARING.get((config.get(SHARED), config.get("tie_word_embeddings")))),
         ("parameters", parameters),
     ]
     return [(label, f"{one:,}" if isinstance(one, int) else str(one)) for label, one in rows if one is not None]
@@ -158,15 +164,6 @@ def _vocabulary(config: Mapping[str, Any]) -> str | None:
     return f"{source}, one for both sides" if target is None else f"{source} (source), {target:,} (target)"
 
 
-def _sharing(config: Mapping[str, Any]) -> str | None:
-    shared, tied = config.get("share_encoder_decoder_embeddings"), config.get("tie_word_embeddings")
-    if shared is None or tied is None:
-        return None
-    if shared:
-        return "source, target and output" if tied else "source and target"
-    return "target and output" if tied else "none"
-
-
 def _number(value: float | None, form: str = ",") -> str:
     return "" if value is None else format(value, form)
 
@@ -177,8 +174,8 @@ def _text(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Formats text as Markdown code. It can't contain a backtick, and a bar would end a table's cell."""
-    return f"`{' '.join(text.split()).replace('`', chr(39))}`".replace("|", "\\|")
+    """Formats text as Markdown code, which can't contain a backtick; not for tables, where a bar would end a cell."""
+    return f"`{' '.join(text.split()).replace('`', chr(39))}`"
 
 
 def literal(text: str) -> str:

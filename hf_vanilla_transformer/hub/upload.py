@@ -15,15 +15,13 @@ from ..checkpoints.code import other_code
 from ..checkpoints.completeness import RECIPE, TRAINER_STATE
 from ..checkpoints.files import check_links
 from ..checkpoints.headers import read_json, tensors_in
-from ..checkpoints.kinds import CONFIG, SETTINGS_FILES
+from ..checkpoints.kinds import ADAPTER_CONFIG, CONFIG, REPORT_FILES, SETTINGS_FILES, TOKENIZER_CONFIG
 from ..checkpoints.loading import MODEL_TYPE, load_checkpoint
 from ..data.hub_names import HubError
 from ..errors import CheckpointError, first_line
-from .card_file import CARD, CardError, load_card
-from .facts import FACTS, SCORES, is_repository, read_facts
+from .facts import CARD, CardError, is_repository, load_card, read_facts
 from .model_card import fill_model_card, literal
 
-ADAPTER = "adapter_config.json"
 # Files that `from_pretrained` loads. Those of an older model would be mixed with the new ones, so they are removed.
 MODEL_FILES = (
     *(*SETTINGS_FILES, "*.safetensors", "*.safetensors.index.json"),
@@ -32,8 +30,8 @@ MODEL_FILES = (
 SENT = (*MODEL_FILES, CARD, "LICENSE*")
 # Also removed: what an older version of this package, or a Trainer, may have left in a repository.
 STALE = (
-    *(*MODEL_FILES, ADAPTER, "pytorch_model*", "*.translations.txt"),
-    *(SCORES, FACTS, RECIPE, TRAINER_STATE, "training_args.bin"),
+    *(*MODEL_FILES, *REPORT_FILES, ADAPTER_CONFIG, "pytorch_model*"),
+    *(RECIPE, TRAINER_STATE, "training_args.bin"),
 )
 LICENSE, LICENSE_OF_CODE = Path(__file__).parents[1] / "LICENSE", "LICENSE-CODE"
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
@@ -78,8 +76,7 @@ def prepare(folder: Path, repo: str) -> Upload:
     The code in the card that is sent loads the model by the repository's name, "user/name".
 
     Raises:
-        PublishError: `repo` is no repository's name, the model can't be loaded, its own code is missing or version
-            0.3.0's, or the card is missing or isn't the model's.
+        PublishError: The name, the model, its code or its card can't be published.
         LinkError: A file is a link that leads out of the folder.
     """
     if not is_repository(repo):
@@ -87,7 +84,7 @@ def prepare(folder: Path, repo: str) -> Upload:
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     files: dict[str, Path | bytes] = {name: folder / name for name in names if _matches(name, SENT)}
     check_links(folder, [folder / name for name in files], in_cache=True)
-    if ADAPTER in names:
+    if ADAPTER_CONFIG in names:
         raise PublishError(
             f"{folder} has an adapter, not a model; publish it with PEFT's push_to_hub, or merge it into the model "
             "(merge_and_unload) and save that"
@@ -97,8 +94,7 @@ def prepare(folder: Path, repo: str) -> Upload:
     if code.old:
         raise PublishError(str(code.note(folder)))
     card, notes = _checked_card(folder, repo)
-    if card is not None:
-        files[CARD] = card.encode()
+    files[CARD] = card.encode()
     if any(name.endswith("_vanilla_transformer.py") for name in files):  # saved without this package, it has no licence
         files.setdefault(LICENSE_OF_CODE, LICENSE.read_bytes())
     left_out = [name for name in names if name not in files]
@@ -130,15 +126,14 @@ def publish(
 
     Raises:
         PublishError: There is no token, the user may not write there, or it is public already.
-        ConnectionError: The Hub can't be reached, or fails; the message says what to do.
+        ConnectionError: The Hub can't be reached, or fails.
     """
     if token is None:
         check_token()
     api = HfApi(token=token)
     with hub_errors(repo):
-        if not api.repo_exists(repo):
-            api.create_repo(repo, private=private, exist_ok=True)
-        elif private:
+        api.create_repo(repo, private=private, exist_ok=True)
+        if private:
             check_private(api, repo)
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo, branch=revision, exist_ok=True)
@@ -193,7 +188,7 @@ def _check_model(folder: Path) -> None:
             load_checkpoint(folder, local_files_only=True)
     except (CheckpointError, ValueError) as error:
         raise PublishError(f"{first_line(error)}; only a model that can be loaded is published") from error
-    settings = [folder / name for name in (CONFIG, "tokenizer_config.json") if (folder / name).is_file()]
+    settings = [folder / name for name in (CONFIG, TOKENIZER_CONFIG) if (folder / name).is_file()]
     classes = json.dumps([read_json(one).get("auto_map") for one in settings])  # "modeling_x.Class"; others: elsewhere
     modules = {*re.findall(r'"(\w+)\.\w+"', classes), *(["modeling_vanilla_transformer"] if is_own else [])}
     if missing := sorted(one for one in modules if not (folder / f"{one}.py").is_file()):
@@ -209,8 +204,8 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return not name.startswith(".") and any(fnmatch.fnmatchcase(name, one) for one in fitting)
 
 
-def _checked_card(folder: Path, repo: str) -> tuple[str | None, list[str]]:
-    """Returns the card to send, whose code loads the model from the repository, and notes; None: the file as it is."""
+def _checked_card(folder: Path, repo: str) -> tuple[str, list[str]]:
+    """Returns the card to send, whose code loads the model from the repository, and notes."""
     file = folder / CARD
     make = f"vanilla-transformer card {folder}"
     if not file.is_file():
@@ -227,12 +222,8 @@ def _checked_card(folder: Path, repo: str) -> tuple[str | None, list[str]]:
     notes = [] if card.data.get("license") else [f"{CARD} names no licence; `{make} --license ID --overwrite` adds one"]
     if facts.samples:
         notes.append(f"{CARD} shows {len(facts.samples)} sentences of the data that the model was scored on")
-    if facts.name == repo:
-        return None, notes
-    if card.text == fill_model_card(facts).text:
-        notes.append(f"in the {CARD} that is sent, the model's name is {repo}")
-        return str(fill_model_card(replace(facts, name=repo))), notes
-    sent = str(card).replace(literal(facts.name), literal(repo))
-    if sent == str(card):
-        return None, notes
-    return sent, [*notes, f"in the {CARD} that is sent, the code loads {repo}; all else is as in {file}"]
+    there, how = file.read_text(encoding="utf-8"), f"the code loads {repo}; all else is as in {file}"
+    sent = there.replace(literal(facts.name), literal(repo))
+    if facts.name != repo and card.text == fill_model_card(facts).text:  # it isn't edited
+        sent, how = str(fill_model_card(replace(facts, name=repo))), f"the model's name is {repo}"
+    return sent, notes if sent == there else [*notes, f"in the {CARD} that is sent, {how}"]

@@ -8,6 +8,7 @@ SYSTEMS = {
     "opennmt": ("opennmt", "OpenNMT-py 3, a .pt file"),
     "eole": ("eole", "Eole, a folder with config.json and vocab.json"),
     "joeynmt": ("joeynmt", "JoeyNMT, a folder with config.yaml and best.ckpt"),
+    "ctranslate2": ("ctranslate2_folder", "a folder in CTranslate2's format, or an Argos package (.argosmodel)"),
     "mapping": ("state_dict", "a state dict of any encoder-decoder in PyTorch, by --mapping"),
 }
 # The formats of `export`, each a module with `write_FORMAT`, and what is said of them.
@@ -18,3 +19,5 @@ FORMATS = {
     "transformers_js": "stock's, with graphs for the browser",
 }
 STOCK = ("stock", "transformers_js")
+# Types of weights that "ctranslate2" has.
+QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")

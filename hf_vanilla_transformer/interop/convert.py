@@ -1,10 +1,12 @@
 """Converts models of other systems into checkpoints of this package.
 
 Each system has a module here with `load`, and with `recognises` if the looks of a file or folder tell that it is its.
-Any other folder with a config.json is taken for a Marian model, and any name on the Hub.
+Any other folder with a config.json is taken for a Marian model, and any name on the Hub unless its repository is
+in CTranslate2's format.
 """
 
 import copy
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -16,9 +18,10 @@ from ..checkpoints.files import check_new_folder, new_folder
 from ..checkpoints.kinds import CONFIG
 from ..checkpoints.loading import tokenizer_fingerprint
 from ..errors import first_line
-from ..hub.facts import RunFacts, local_name, strings
+from ..hub.facts import RunFacts, local_name, origin_of, said_in, with_what_was_said
 from ..hub.model_card import save_card
 from . import SYSTEMS
+from .ctranslate2_hub import from_hub
 from .interface import ConversionError, ConversionOptions, Converted, check_distance, check_savable, distance
 from .pickles import read, tensors_of
 
@@ -26,6 +29,7 @@ UNKNOWN = (
     "isn't the model of a known system; give --from with one of {known}, or --mapping (--list-mappings has the shipped "
     "ones). docs/interop.md says what their models consist of; tensor2tensor isn't supported"
 )
+ON_HUB = ("marian", "ctranslate2")  # whose models have names there
 LIMITS = "Quality, training data and licence are those of the original model."
 
 
@@ -33,7 +37,7 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
     """Writes a checkpoint: weights, configuration, generation settings, tokenizer, code and a model card.
 
     Args:
-        source: A folder or file of another system's model, or for Marian also a name on the Hub.
+        source: A folder or file of another system's model, or for Marian and CTranslate2 also a name on the Hub.
         output: The folder to write. It appears when it is complete, and may exist if it is empty.
         system: The system that the model comes from; None: it is recognised.
         **options: Fields of `ConversionOptions`.
@@ -52,9 +56,15 @@ def convert(source: str | Path, output: str | Path, *, system: str | None = None
         raise ConversionError(f"a mapping describes a state dict, and {name} models need none; leave it out")
     if given.vocab and name != "marian-npz":
         raise ConversionError(f"vocabularies are for marian-npz, and {name} models have their own; leave them out")
-    if given.revision is not None and (name != "marian" or Path(source).exists()):
+    if given.revision is not None and (name not in ON_HUB or Path(source).exists()):
         raise ConversionError(f"a revision is of a name on the Hub, and {source} is none; leave it out")
-    loaded: Converted = _module_of(name).load(source, given)
+    folder = None
+    if name in ON_HUB and system != "marian" and not Path(source).exists():
+        folder = from_hub(str(source), given.revision, local_files_only=given.local_files_only)
+    if folder is None:
+        loaded: Converted = _module_of(name).load(source, given)
+    else:
+        loaded = replace(_module_of("ctranslate2").load(folder, given), base_model=str(source))
     notes = loaded.notes
     if given.check is not None:
         notes += (_checked(loaded, Path(given.check)),)
@@ -114,16 +124,16 @@ def _checked(loaded: Converted, file: Path) -> str:
 
 
 def _facts(name: str, loaded: Converted) -> RunFacts:
-    """Returns what the card says: languages and licence as in the source's card."""
-    licence = loaded.metadata.get("license")
-    return RunFacts(
+    """Returns what the card says: languages, data, licence and base model as in the source's card."""
+    said = said_in(loaded.metadata)
+    facts = RunFacts(
         name=name,
         config=loaded.model.config.to_dict(),
         parameters=loaded.model.num_parameters(),
-        languages=strings(loaded.metadata.get("language")),
-        license=licence if isinstance(licence, str) else None,
-        metadata={name: loaded.metadata[name] for name in ("license_name", "license_link") if name in loaded.metadata},
+        languages=said.get("languages", ()),
+        datasets=said.get("datasets", ()),
         converted=True,
         base_model=loaded.base_model,
         limits="\n\n".join([LIMITS, *(f"{note[0].upper()}{note[1:]}." for note in loaded.notes)]),
     )
+    return with_what_was_said(facts, origin_of(said))

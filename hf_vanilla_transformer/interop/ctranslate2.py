@@ -19,15 +19,13 @@ from ..checkpoints.loading import as_list
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
 from ..modeling_vanilla_transformer import (
-    SinusoidalPositions,
     VanillaTransformerAttention,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerStack,
-    sinusoidal_table,
 )
 from ..plan_vanilla_transformer import GNMTLengthPenalty, Plan
 from .ctranslate2_settings import never_chosen, other_settings
-from .interface import ConversionError, check_plain, check_savable
+from .interface import ConversionError, check_plain, check_savable, table_of
 
 Activation = common_spec.Activation
 ACTIVATIONS = {
@@ -138,7 +136,7 @@ def notes(model: VanillaTransformerForConditionalGeneration, target: Sequence[st
     }
     arguments = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     found = [
-        f"the tables of positions have {len(_table(model.model.encoder, model.config)):,} rows: longer sentences are "
+        f"the tables of positions have {len(_table(model.model.encoder)):,} rows: longer sentences are "
         "an error. translate_batch cuts sources to 1,024 tokens unless max_input_length says otherwise",
         "Translator reads the generation settings in generation_config.json; CTranslate2 itself doesn't, so give them "
         f"to translate_batch: {arguments}",
@@ -200,7 +198,7 @@ class VanillaTransformerLoader(ModelLoader):
     ) -> None:
         config = stack.config
         spec.scale_embeddings = config.scale_embedding
-        spec.position_encodings.encodings = _table(stack, config)
+        spec.position_encodings.encodings = _table(stack)
         self.set_embeddings(embeddings, stack.embed_tokens)
         if config.final_layer_norm:  # also behind post-norm layers, whose spec has no such attribute and is frozen
             vars(spec)["layer_norm"] = common_spec.LayerNormSpec()
@@ -260,7 +258,7 @@ class VanillaTransformerLoader(ModelLoader):
         config.bos_token = tokenizer.bos_token or config.eos_token
         config.add_attribute("layer_norm_epsilon", model.config.layer_norm_eps)
         config.add_attribute("num_parameters", model.num_parameters())  # this and the next for Translator
-        config.add_attribute("max_position_embeddings", len(_table(model.model.decoder, model.config)))
+        config.add_attribute("max_position_embeddings", len(_table(model.model.decoder)))
 
 
 def _options(stack: VanillaTransformerStack) -> dict[str, object]:
@@ -289,13 +287,8 @@ def _set_attention(spec: attention_spec.MultiHeadAttentionSpec, attention: Vanil
         out.bias = attention.out_proj.bias
 
 
-def _table(stack: VanillaTransformerStack, config: VanillaTransformerConfig) -> Tensor:
-    """Returns the table of positions, from the first token's on, (positions, d_model)."""
-    positions: nn.Module = stack.embed_positions
-    if isinstance(positions, nn.Embedding):
-        return positions.weight
-    assert isinstance(positions, SinusoidalPositions)
-    return sinusoidal_table(max(config.max_position_embeddings, POSITIONS), *positions.layout)
+def _table(stack: VanillaTransformerStack) -> Tensor:
+    return table_of(stack, max(stack.config.max_position_embeddings, POSITIONS))
 
 
 def _filled(tokens: dict[int, str | None], rows: int) -> list[str]:

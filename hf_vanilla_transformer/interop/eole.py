@@ -3,18 +3,16 @@
 Its source has no end-of-sentence token; its target begins with the start token of vocab.json.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ..checkpoints.headers import read_json
-from ..checkpoints.kinds import CONFIG
-from .interface import ConversionError, ConversionOptions, Converted, check_options
+from ..checkpoints.kinds import CONFIG, VOCABULARY
+from .interface import ConversionError, ConversionOptions, Converted, Settings, check_alike, check_options
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
-from .opennmt import ATTENTION, DECODING, POSITION_ENCODINGS, refuse_transforms, tokenizer_for, tokens_of
+from .opennmt import ATTENTION, DECODING, POSITION_ENCODINGS, tokenizer_for, tokens_of
 from .opennmt import TRANSFORMS as OPENNMT_TRANSFORMS
 from .pickles import read
-from .segmentation import TOKENIZED_TEXT
+from .segmentation import converted
 
 LAYERS = {stack: f"{stack}.transformer_layers.*" for stack in STACKS}
 NAMES: dict[str, str | float] = {
@@ -35,6 +33,8 @@ NAMES: dict[str, str | float] = {
         },
     ),
 }
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "silu": "silu"}
+ENCODINGS = {**POSITION_ENCODINGS, "Learned": "learned"}
 IGNORED = ("*.layer_scalar",)  # ones, and unused beside attention to a source
 # Options of the model or of its stacks that have to have one of these values, if at all.
 WANTED: dict[str, tuple[object, ...]] = {
@@ -46,20 +46,20 @@ WANTED: dict[str, tuple[object, ...]] = {
     "final_encoder_layer_norm": (True,),
     "normalize": (False,),
     "heads_kv": (None, 0),
+    "mlp_activation_fn": tuple(ACTIVATIONS),
+    "position_encoding_type": tuple(ENCODINGS),
 }
 # Options that have to be off.
 UNWANTED = (
     *("parallel_residual", "shared_layer_norm", "ffn_layernorm", "num_experts", "query_norm", "key_norm"),
     *("head_dim", "relative_positions_buckets", "sliding_window", "rope_config", "position_shift"),
 )
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "silu": "silu"}
-ENCODINGS = {**POSITION_ENCODINGS, "Learned": "learned"}
 TRANSFORMS = (*OPENNMT_TRANSFORMS, "suffix", "prefix")
 
 
 def recognises(source: Path) -> bool:
     """Tells by its files whether a folder is Eole's."""
-    files = [source / name for name in (CONFIG, "vocab.json")]
+    files = [source / name for name in (CONFIG, VOCABULARY)]
     return all(file.is_file() for file in files) and "embeddings" in (read_json(files[0]).get("model") or ())
 
 
@@ -67,7 +67,7 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
     """Reads a model."""
     folder = Path(source)
     try:
-        config, vocabulary = read_json(folder / CONFIG), read_json(folder / "vocab.json")
+        config, vocabulary = read_json(folder / CONFIG), read_json(folder / VOCABULARY)
     except ValueError as error:
         raise ConversionError(str(error)) from error
     model = config.get("model") or {}
@@ -79,14 +79,15 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
     tensors = {name: value for file in files for name, value in read(file).items()}
     tokens, fields = tokens_of(vocabulary)
     layout = Layout(_names(model), {**_fields(model), **fields}, ignored=IGNORED, required=("*layer_norm.bias",))
-    loaded = from_tensors(tensors, layout)
-    if not options.with_tokenizer:
-        return Converted(loaded, notes=(DECODING,))
-    return Converted(loaded, tokenizer_for(folder, tokens, _subword_models(config)), notes=(DECODING, TOKENIZED_TEXT))
+    made = from_tensors(tensors, layout)
+    settings: dict[str, object] = {}
+    for one in (config.get("transforms_configs") or {}).values():
+        settings |= one if isinstance(one, dict) else {}
+    transforms = config.get("transforms") or ()
+    return converted(made, options, lambda: tokenizer_for(folder, tokens, settings, transforms, TRANSFORMS), DECODING)
 
 
-def _names(model: Mapping[str, Any]) -> dict[str, str | float]:
-    """The table of names, by which matrices are one."""
+def _names(model: Settings) -> dict[str, str | float]:
     names = dict(NAMES)
     table = "weight" if _encoding(model) == "learned" else "pe"
     names |= {place: f"{side}_emb.pe.{table}" for place, side in zip(POSITIONS, ("src", "tgt"), strict=True)}
@@ -98,42 +99,21 @@ def _names(model: Mapping[str, Any]) -> dict[str, str | float]:
     return names
 
 
-def _encoding(model: Mapping[str, Any]) -> str:
-    kind = (model.get("embeddings") or {}).get("position_encoding_type", "SinusoidalInterleaved")
-    if kind not in ENCODINGS:
-        raise ConversionError(
-            f"the model can't be converted: its position_encoding_type is {kind!r}, not one of {', '.join(ENCODINGS)}"
-        )
-    return ENCODINGS[kind]
+def _encoding(model: Settings) -> str:
+    return ENCODINGS[(model.get("embeddings") or {}).get("position_encoding_type", "SinusoidalInterleaved")]
 
 
-def _fields(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the configuration that the options tell and the tensors don't."""
-    stacks = [{**model, **(model.get(stack) or {})} for stack in STACKS]
-    activations = {one.get("mlp_activation_fn", "relu") for one in stacks}
-    if len(activations) > 1 or not activations <= set(ACTIVATIONS):
-        raise ConversionError(
-            f"the model can't be converted: its mlp_activation_fn is {', '.join(sorted(map(str, activations)))}, not "
-            f"one of {', '.join(ACTIVATIONS)}"
-        )
+def _fields(model: Settings) -> dict[str, object]:
+    stacks = [{"heads": 8, "mlp_activation_fn": "relu", **model, **(model.get(stack) or {})} for stack in STACKS]
+    check_alike(stacks[0], stacks[1], ["mlp_activation_fn"])
     encoding = _encoding(model)
     return {
-        **{f"{stack}_attention_heads": one.get("heads", 8) for stack, one in zip(STACKS, stacks, strict=True)},
+        **{f"{stack}_attention_heads": one["heads"] for stack, one in zip(STACKS, stacks, strict=True)},
         "norm_position": "pre",
         "final_layer_norm": True,
         "layer_norm_eps": model.get("norm_eps", 1e-5),
         "position_encoding": encoding,
         "scale_embedding": encoding != "learned",
-        "activation_function": ACTIVATIONS[activations.pop()],
+        "activation_function": ACTIVATIONS[stacks[0]["mlp_activation_fn"]],
         "output_bias": model.get("generator_bias", True),
     }
-
-
-def _subword_models(config: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The files that segment source and target, as far as config.json names them."""
-    refuse_transforms(name for name in config.get("transforms") or [] if name not in TRANSFORMS)
-    settings: dict[str, Any] = {}
-    for one in (config.get("transforms_configs") or {}).values():
-        settings |= one if isinstance(one, dict) else {}
-    source, target = (settings.get(f"{side}_subword_model") for side in ("src", "tgt"))
-    return source, target or source

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.files import check_new_folder, new_folder
+from ..errors import first_line, install
 from . import FORMATS, STOCK
 
 if TYPE_CHECKING:
@@ -62,7 +63,10 @@ def writer_of(to: str) -> Callable[..., list[str]]:
     """Imports the function that writes a format into an empty folder; errors are those of `export`."""
     if to not in FORMATS:
         raise ValueError(f"there is no format {to!r}; give one of {', '.join(FORMATS)}")
-    write: Callable[..., list[str]] = getattr(_module(to), f"write_{to}")
+    try:
+        write: Callable[..., list[str]] = getattr(_module(to), f"write_{to}")
+    except ImportError as error:
+        raise ImportError(f"{to} needs more packages ({first_line(error)}): {install('export')}") from error
     return write
 
 

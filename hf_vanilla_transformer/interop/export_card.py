@@ -9,7 +9,7 @@ from ..checkpoints.files import check_links
 from ..checkpoints.headers import read_json
 from ..checkpoints.kinds import CONFIG
 from ..checkpoints.loading import MODEL_TYPE
-from ..hub.facts import RunFacts, is_repository, local_name, read_facts, said_by_author, with_what_was_said
+from ..hub.facts import RunFacts, inherited, local_name, read_facts, said_by_author, with_what_was_said
 from ..hub.model_card import save_card
 from ..hub.upload import LICENSE_OF_CODE
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -26,11 +26,8 @@ def facts_about(
     folder = Path(source) if source is not None and Path(source).is_dir() else None
     if folder is not None and read_json(folder / CONFIG).get("model_type") == MODEL_TYPE:
         return read_facts(folder)
-    said = {} if folder is None else said_by_author(folder)
-    base = str(source) if folder is None and is_repository(str(source)) else None
-    facts = RunFacts(
-        "", config=model.config.to_dict(), parameters=model.num_parameters(), converted=True, base_model=base
-    )
+    said = inherited(str(source or "")) if folder is None else said_by_author(folder)
+    facts = RunFacts("", config=model.config.to_dict(), parameters=model.num_parameters(), converted=True)
     return with_what_was_said(facts, said), None
 
 

@@ -7,6 +7,7 @@ The generation config is that of fairseq-generate without options.
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from .interface import ConversionError, ConversionOptions, Converted
-from .layout import KINDS, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
-from .pickles import fields_of, read, read_text, tensors_of, texts_in
-from .segmentation import TOKENIZED_TEXT, tokenizer_of
+from .interface import ConversionError, ConversionOptions, Converted, Settings, check_alike, check_options
+from .layout import KINDS, OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
+from .pickles import checkpoint_in, fields_of, read, read_text, tensors_of, texts_in
+from .segmentation import converted, sizes_of, tokenizer_of
 
 SETTINGS = ("args", "cfg")  # where a checkpoint has them, beside `model`
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt")
@@ -42,8 +43,9 @@ ACTIVATIONS = {
     "tanh": "tanh",
     "linear": "linear",
 }
-# Settings of other models that have the same tensors.
-REFUSED = ("cross_self_attention", "no_token_positional_embeddings")
+# Settings of other models that have the same tensors; of another task, a decoder may start from another token.
+WANTED = {"task": ("translation",), "activation_fn": tuple(ACTIVATIONS)}
+UNWANTED = ("cross_self_attention", "no_token_positional_embeddings")
 # fairseq-generate: a beam of 5, no padding, no empty translation, and at most 200 tokens before </s>.
 LONGEST = 200
 DECODING = {
@@ -65,6 +67,7 @@ NORMS = {
 }
 OVERWRITE = " #fairseq:overwrite"  # behind a token that takes the place of an earlier one of the same name
 LANGUAGES = ("source_lang", "target_lang")
+OF_BOTH = ("learned_pos", "normalize_before")  # settings of the stacks that have to be alike
 # Copies of an encoder layer's weights in 0.12.2. It fills them when it loads a model; saved in training, they are zero.
 COPIES = [f"{part}_{kind}" for part in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")]
 NUMBERS = ("[0-9]", "[0-9][0-9]", "[0-9][0-9][0-9]")
@@ -84,16 +87,14 @@ def recognises(source: Path) -> bool:
 
 def load(source: str | Path, options: ConversionOptions) -> Converted:
     """Opens a model."""
-    file = _checkpoint(Path(source))
+    file = checkpoint_in(Path(source), CHECKPOINTS, "*.pt")
     value = read(file)
     if not isinstance(value, Mapping) or "model" not in value or value.keys().isdisjoint(SETTINGS):
         raise ConversionError(f"{file} is no checkpoint of fairseq: it lacks `model`, or `args` and `cfg`")
     settings = settings_of(value)
     tensors, dictionaries = tensors_of(value["model"], file), _dictionaries(file.parent, settings)
     layout = layout_of(settings, tensors)
-    sizes = zip(("vocab_size", "decoder_vocab_size"), map(len, dictionaries), strict=True)
-    fields = {**layout.fields, **{name: size for name, size in sizes if size}}
-    model = from_tensors(tensors, dataclasses.replace(layout, fields=fields))
+    model = from_tensors(tensors, dataclasses.replace(layout, fields={**layout.fields, **sizes_of(dictionaries)}))
     model.generation_config = _generation_config(settings, model.config)
     if model.config.share_encoder_decoder_embeddings and [] not in dictionaries and dictionaries[0] != dictionaries[1]:
         raise ConversionError("source and target share their embeddings, and their dictionaries differ")
@@ -101,14 +102,11 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
     if [] in dictionaries:
         notes.append("there are no dictionaries (dict.*.txt) of both languages beside it: none was compared")
     languages = [settings[name] for name in LANGUAGES if isinstance(settings.get(name), str)]
-    tokenizer = None
-    if options.with_tokenizer:
-        tokenizer = tokenizer_of(file.parent, dictionaries, SPECIAL_TOKENS, languages=tuple(languages))
-        notes.append(TOKENIZED_TEXT)
-    return Converted(model, tokenizer, {"language": languages}, notes=tuple(notes))
+    tokenizer = partial(tokenizer_of, file.parent, dictionaries, SPECIAL_TOKENS, languages=tuple(languages))
+    return converted(model, options, tokenizer, *notes, metadata={"language": languages})
 
 
-def _generation_config(settings: Mapping[str, Any], config: VanillaTransformerConfig) -> GenerationConfig:
+def _generation_config(settings: Settings, config: VanillaTransformerConfig) -> GenerationConfig:
     positions = settings.get("max_target_positions")
     longest = min(LONGEST, (positions if isinstance(positions, int) else LONGEST + 1) - 1)
     if config.position_encoding == "learned":
@@ -117,17 +115,8 @@ def _generation_config(settings: Mapping[str, Any], config: VanillaTransformerCo
     return GenerationConfig(**DECODING, **config.decoding_tokens, max_length=longest)
 
 
-def _checkpoint(source: Path) -> Path:
-    if source.is_file():
-        return source
-    found = [source / name for name in CHECKPOINTS if (source / name).is_file()] or sorted(source.glob("*.pt"))
-    if not found or (found[0].name not in CHECKPOINTS and len(found) > 1):
-        raise ConversionError(f"{source} has none of {', '.join(CHECKPOINTS)}; give the checkpoint itself")
-    return found[0]
-
-
 # ---- Settings ----
-def settings_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(checkpoint: Settings) -> dict[str, Any]:
     """Returns the model's settings under the names of the command line, from `args` or, since 0.10, from `cfg`."""
     config = checkpoint.get("cfg")
     model = fields_of(config.get("model")) if isinstance(config, Mapping) else {}
@@ -139,16 +128,12 @@ def settings_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "task": settings.get("task") or task.get("_name")}
 
 
-def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Layout:
+def layout_of(settings: Settings, tensors: Mapping[str, Tensor]) -> Layout:
     """Returns the layout of a checkpoint."""
-    if reasons := [name for name in REFUSED if settings.get(name)]:
-        raise ConversionError(f"it has what this model doesn't: {', '.join(reasons)}")
-    if settings["task"] not in (None, "translation"):  # the decoder may start from another token than </s>
-        raise ConversionError(f"its task is {settings['task']}, and only models of the task translation are converted")
-    activation = settings.get("activation_fn") or "relu"
-    if activation not in ACTIVATIONS:
-        raise ConversionError(f"activation_fn is {activation!r}; known are {', '.join(ACTIVATIONS)}")
-    is_learned, is_pre = (_of_both(settings, name) for name in ("learned_pos", "normalize_before"))
+    check_options({name: value for name, value in settings.items() if value}, WANTED, UNWANTED)
+    encoder, decoder = ({name: bool(settings.get(f"{one}_{name}")) for name in OF_BOTH} for one in STACKS)
+    check_alike(encoder, decoder, OF_BOTH)
+    is_learned, is_pre = encoder.values()
     shares = bool(settings.get("share_all_embeddings") or settings.get("merge_src_tgt_embed"))
     has_last_norms = is_pre and "encoder.layer_norm.weight" in tensors  # since 0.6
     fields = {
@@ -156,9 +141,9 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
         "share_encoder_decoder_embeddings": shares,
         "tie_word_embeddings": shares or bool(settings.get("share_decoder_input_output_embed")),
         "final_layer_norm": has_last_norms,
-        **{f"{stack}_attention_heads": _heads(settings, stack) for stack in STACKS},
+        **{name: settings.get(name) for name in ("encoder_attention_heads", "decoder_attention_heads")},
         "norm_position": "pre" if is_pre else "post",
-        "activation_function": ACTIVATIONS[activation],
+        "activation_function": ACTIVATIONS[settings.get("activation_fn") or "relu"],
         "scale_embedding": not settings.get("no_scale_embedding"),
         "position_encoding": "learned" if is_learned else "fairseq",
     }
@@ -171,27 +156,10 @@ def layout_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lay
     return Layout(names, fields, IGNORED, first_position=first, required=("*.bias",))
 
 
-def _of_both(settings: Mapping[str, Any], name: str) -> bool:
-    encoder, decoder = (settings.get(f"{stack}_{name}") for stack in STACKS)
-    if bool(encoder) != bool(decoder):
-        raise ConversionError(f"encoder_{name} is {encoder} and decoder_{name} {decoder}; here, both stacks are alike")
-    return bool(encoder)
-
-
-def _heads(settings: Mapping[str, Any], stack: str) -> int:
-    heads = settings.get(f"{stack}_attention_heads")
-    if not isinstance(heads, int):
-        raise ConversionError(f"its settings have no {stack}_attention_heads")
-    return heads
-
-
 def _names(tensors: Mapping[str, Tensor], is_learned: bool, has_last_norms: bool) -> dict[str, str]:
     """Returns the table of names, for present and for older versions."""
-    names = {
-        SOURCE: SOURCE,
-        TARGET: TARGET,
-        "lm_head.weight": "decoder.embed_out" if "decoder.embed_out" in tensors else "decoder.output_projection.weight",
-    }
+    output = "decoder.embed_out" if "decoder.embed_out" in tensors else "decoder.output_projection.weight"
+    names = {SOURCE: SOURCE, TARGET: TARGET, OUTPUT: output}
     if is_learned:
         names |= {name: name for name in POSITIONS}
     if has_last_norms:
@@ -210,7 +178,7 @@ def _names(tensors: Mapping[str, Tensor], is_learned: bool, has_last_norms: bool
 
 
 # ---- Dictionaries ----
-def _dictionaries(folder: Path, settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def _dictionaries(folder: Path, settings: Settings) -> tuple[list[str], list[str]]:
     """Returns the tokens of source and target in the order of their ids; [] where there is no file."""
     files = [folder / f"dict.{settings.get(name)}.txt" for name in LANGUAGES]
     source, target = (dictionary(file) if file.is_file() else [] for file in files)

@@ -4,17 +4,22 @@ Everything in this folder raises `ConversionError` for a file, a setting or a te
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..engine.support import edited_reason
 from ..errors import named
-from ..modeling_vanilla_transformer import SinusoidalPositions, VanillaTransformerForConditionalGeneration
+from ..modeling_vanilla_transformer import (
+    SinusoidalPositions,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerStack,
+    sinusoidal_table,
+)
 
 # Whose modules compute with fewer bits than their weights say.
 QUANTIZERS = ("torch.ao.", "torchao.", "optimum.quanto.", "bitsandbytes.")
@@ -25,6 +30,8 @@ LIMITS = {
     "stock": (1e-4, "the logits of the exported model differ"),  # epsilons do
     "original": (1e-3, "the model isn't the original: its logits differ from those in the file"),  # kernels differ
 }
+
+Settings = Mapping[str, Any]  # what another system's files say, whose values may be of any type
 
 
 class ConversionError(ValueError):
@@ -72,16 +79,25 @@ class Converted:
 
 
 def check_options(
-    options: Mapping[str, Any], wanted: Mapping[str, tuple[object, ...]], unwanted: Sequence[str] = ()
+    options: Settings, wanted: Mapping[str, Collection[object]], unwanted: Sequence[str] = (), of: str = "its"
 ) -> None:
     """Refuses options with other values than `wanted` has for them, where they are given, and `unwanted` ones."""
     for name, values in wanted.items():
-        if name in options and options[name] not in values:
-            known = repr(values[0]) if len(values) == 1 else " or ".join(map(str, values))
-            raise ConversionError(f"the model can't be converted: its {name} is {options[name]!r}, not {known}")
+        if name in options and options[name] not in [*values]:
+            known = " or ".join(repr(one) if len(values) == 1 else str(one) for one in values)
+            raise ConversionError(f"the model can't be converted: {of} {name} is {options[name]!r}, not {known}")
     for name in unwanted:
         if options.get(name):
-            raise ConversionError(f"the model can't be converted: its {name} is {options[name]!r}, not off")
+            raise ConversionError(f"the model can't be converted: {of} {name} is {options[name]!r}, not off")
+
+
+def check_alike(encoder: Settings, decoder: Settings, names: Sequence[str]) -> None:
+    """Refuses options that differ between the stacks, where this model has one for both."""
+    for name in names:
+        if encoder[name] != decoder[name]:
+            raise ConversionError(
+                f"{name} is {encoder[name]!r} in the encoder and {decoder[name]!r} in the decoder; here, both are alike"
+            )
 
 
 def check_savable(settings: GenerationConfig) -> None:
@@ -101,28 +117,13 @@ def check_unquantized(model: nn.Module) -> None:
         raise ConversionError(f"its weights are quantized{found}; export the model as it was before that")
 
 
-def check_plain(model: nn.Module) -> None:
+def check_plain(model: PreTrainedModel) -> None:
     """Refuses a model that computes something else than its weights and configuration say: with adapters or hooks."""
     check_unquantized(model)
-    kind = VanillaTransformerForConditionalGeneration
-    if type(model) is not kind:
-        raise ConversionError(f"{type(model).__name__} can't be exported; only {kind.__name__} can")
-    with torch.device("meta"):
-        expected = {name: type(module) for name, module in kind(model.config).named_modules()}
-    for name, module in model.named_modules():
-        if type(module) is not expected.get(name):
-            raise ConversionError(
-                f"{name} is a {type(module).__name__}, not the model's own module: merge adapters (merge_and_unload), "
-                "and export a model that isn't quantized"
-            )
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        # transformers puts hooks on modules to record their outputs.
-        if "forward" in vars(module) or not all(
-            str(getattr(one, "__module__", "")).startswith("transformers.") for one in hooks
-        ):
-            raise ConversionError(
-                f"{name or 'the model'} has hooks or a forward of its own; remove them before the export"
-            )
+    if (reason := edited_reason(model)) is not None:
+        raise ConversionError(
+            f"the model can't be exported: {reason}; merge adapters (merge_and_unload), and remove hooks before"
+        )
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
@@ -136,6 +137,12 @@ def check_distance(difference: float, kind: str, end: str = "") -> float:
     if not difference <= limit:
         raise ConversionError(f"{what} by {difference:.1e} of the largest ({limit:.0e} is allowed){end}")
     return difference
+
+
+def table_of(stack: VanillaTransformerStack, rows: int) -> Tensor:
+    """Returns a stack's positions as a table, (positions, d_model); one of sinusoids gets this number of rows."""
+    positions: Any = stack.embed_positions
+    return positions.weight if isinstance(positions, nn.Embedding) else sinusoidal_table(rows, *positions.layout)
 
 
 def in_float32(model: VanillaTransformerForConditionalGeneration) -> VanillaTransformerForConditionalGeneration:

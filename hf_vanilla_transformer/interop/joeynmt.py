@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..tokenization_dictionary import SEPARATOR
-from .interface import ConversionError, ConversionOptions, Converted
+from ..tokenization_dictionary import SEPARATOR, DictionaryTokenizer
+from .interface import ConversionError, ConversionOptions, Converted, Settings, check_alike, check_options
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
-from .pickles import parse_yaml, read, read_text, tensors_of
-from .segmentation import tokenizer_of
+from .pickles import checkpoint_in, parse_yaml, read, read_text, tensors_of
+from .segmentation import converted, sizes_of, tokenizer_of
 
 NAMES = {
     SOURCE: "src_embed.lut.weight",
@@ -38,6 +38,8 @@ NAMES = {
 SIDES = ("src", "trg")
 LAST_NORMS = ("encoder.layer_norm", "decoder.layer_norm")  # of pre-norm models
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
+# alpha is the weight of a sub-layer's input when its output is added.
+WANTED = {"type": ("transformer",), "alpha": (1,), "activation": tuple(ACTIVATIONS)}
 # JoeyNMT's own defaults.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "encoder": {"type": "recurrent", "num_heads": 4, "alpha": 1.0, "activation": "relu", "dropout": 0.1},
@@ -59,10 +61,9 @@ def recognises(source: Path) -> bool:
 
 def load(source: str | Path, options: ConversionOptions) -> Converted:
     """Reads a model; `source` is its folder, with best.ckpt or one other .ckpt file, or such a file."""
-    place = Path(source)
-    folder = place.parent if place.is_file() else place
+    file = checkpoint_in(Path(source), ["best.ckpt"], "*.ckpt")
+    folder = file.parent
     config = _config(folder)
-    file = place if place.is_file() else _checkpoint(folder)
     state = read(file)
     if not isinstance(state, Mapping) or "model_state" not in state:
         raise ConversionError(f"{file} is no checkpoint of JoeyNMT: it has no model_state")
@@ -78,13 +79,12 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
             f"data.special_symbols of config.yaml has {prompts[0]}: the model reads prompts, and adds embeddings that "
             "tell them from the rest, as none here does"
         )
-    source_tokens, target_tokens = (_vocabulary(folder, config, side, special) for side in SIDES)
+    vocabularies = tuple(_vocabulary(folder, config, side, special) for side in SIDES)
     fields = {
         **_fields(config["model"]),
         **{f"{name}_token_id": special[name][0] for name in ("pad", "bos", "eos")},
         "decoder_start_token_id": special["bos"][0],
-        **({"vocab_size": len(source_tokens)} if source_tokens else {}),
-        **({"decoder_vocab_size": len(target_tokens)} if target_tokens else {}),
+        **sizes_of(vocabularies),
     }
     names = {**NAMES, **{name: name for name in LAST_NORMS if fields["final_layer_norm"]}}
     model = from_tensors(tensors_of(state["model_state"], file), Layout(names, fields, required=("*.bias",)))
@@ -97,25 +97,17 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
             "batch, and this model to 50 tokens more than their source",
         )
     model.generation_config.update(**settings)
-    tokenizer = None
-    if options.with_tokenizer:
+
+    def tokenizer() -> DictionaryTokenizer:
         tokens = {f"{name}_token": token for name, (_, token) in special.items()}
-        files = (_subword_model(config, "src"), _subword_model(config, "trg"))
-        own, other = (_side(config, name).get("level") for name in ("src", "trg"))
-        tokenizer = tokenizer_of(
-            folder,
-            (source_tokens, target_tokens),
-            tokens,
-            files=files,
-            restricted=True,
-            levels=(own if own in LEVELS else None, other if other in LEVELS else None),
-        )
-    return Converted(model, tokenizer, notes=notes)
+        levels, files = zip(*(_segmentation(config, side) for side in SIDES), strict=True)
+        return tokenizer_of(folder, vocabularies, tokens, files=files, restricted=True, levels=levels)
+
+    return converted(model, options, tokenizer, *notes)
 
 
 # ---- Files ----
 def _config(folder: Path) -> dict[str, Any]:
-    """Reads config.yaml, and checks that its sections are tables."""
     file = folder / "config.yaml"
     config = parse_yaml(read_text(file), file)
     if isinstance(config, dict):
@@ -130,17 +122,7 @@ def _config(folder: Path) -> dict[str, Any]:
     return dict(config)
 
 
-def _checkpoint(folder: Path) -> Path:
-    if (folder / "best.ckpt").is_file():
-        return folder / "best.ckpt"
-    files = sorted(folder.glob("*.ckpt"))
-    if len(files) != 1:
-        known = f"{len(files)} others: give one of them as the source" if files else "no other"
-        raise ConversionError(f"{folder} has no best.ckpt, and {known}")
-    return files[0]
-
-
-def _vocabulary(folder: Path, config: Mapping[str, Any], side: str, special: Special) -> list[str]:
+def _vocabulary(folder: Path, config: Settings, side: str, special: Special) -> list[str]:
     """Returns the tokens of a side by their ids; none if their file isn't in the folder."""
     given = _side(config, side).get("voc_file")
     names = (f"{side}_vocab.txt", *([Path(given).name] if isinstance(given, str) and given else []))
@@ -154,13 +136,13 @@ def _vocabulary(folder: Path, config: Mapping[str, Any], side: str, special: Spe
     return tokens
 
 
-def _side(config: Mapping[str, Any], side: str) -> dict[str, Any]:
+def _side(config: Settings, side: str) -> dict[str, Any]:
     section = config["data"].get(side)
     return section if isinstance(section, dict) else {}
 
 
-def _subword_model(config: Mapping[str, Any], name: str) -> str | None:
-    """Returns the name of the file that segments a side, as far as config.yaml tells it."""
+def _segmentation(config: Settings, name: str) -> tuple[str | None, str | None]:
+    """Returns the level of a side without pieces of words, or the file that segments it, as config.yaml tells them."""
     side = _side(config, name)
     settings = side.get("tokenizer_cfg") or {}
     problems = [f"{change}: {side[change]}" for change in CHANGES if side.get(change)]
@@ -174,25 +156,15 @@ def _subword_model(config: Mapping[str, Any], name: str) -> str | None:
             f"data.{name} of config.yaml has {', '.join(problems)}; no tokenizer here does that, so convert without "
             "one: --no-tokenizer"
         )
-    file = settings.get("model_file") or settings.get("codes")
-    return file if isinstance(file, str) else None
+    level, file = side["level"], settings.get("model_file") or settings.get("codes")
+    return level if level in LEVELS else None, file if isinstance(file, str) else None
 
 
 # ---- Settings ----
-def _fields(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns fields of the configuration."""
+def _fields(model: Settings) -> dict[str, object]:
     encoder, decoder = ({**DEFAULTS[stack], **model[stack]} for stack in STACKS)
-    for stack, settings in (("encoder", encoder), ("decoder", decoder)):
-        if settings["type"] != "transformer":
-            raise ConversionError(f"the {stack} is of the type {settings['type']!r}, not a Transformer")
-        if settings["alpha"] != 1:
-            raise ConversionError(
-                f"the {stack}'s alpha is {settings['alpha']!r}; here, a sub-layer's input is added without a weight"
-            )
-        if settings["activation"] not in ACTIVATIONS:
-            raise ConversionError(
-                f"the {stack}'s activation is {settings['activation']!r}; known are {', '.join(ACTIVATIONS)}"
-            )
+    for stack, settings in zip(STACKS, (encoder, decoder), strict=True):
+        check_options(settings, WANTED, of=f"the {stack}'s")
     encoder["scale"], target = encoder["embeddings"].get("scale", False), decoder.get("embeddings")
     decoder["scale"] = target.get("scale", False) if isinstance(target, dict) else encoder["scale"]
     if model.get("tied_embeddings"):  # they have the encoder's settings
@@ -202,14 +174,9 @@ def _fields(model: Mapping[str, Any]) -> dict[str, Any]:
             "config.yaml has no model.encoder.layer_norm, and versions of JoeyNMT differ in what that means: write "
             "layer_norm: post if 2.0 to 2.2 trained the model, and layer_norm: pre in both stacks if 1 did"
         )
-    for name in ("activation", "scale", "layer_norm"):
-        if encoder[name] != decoder[name]:
-            raise ConversionError(
-                f"{name} is {encoder[name]!r} in the encoder and {decoder[name]!r} in the decoder; here, both are alike"
-            )
+    check_alike(encoder, decoder, ("activation", "scale", "layer_norm"))
     return {
-        "encoder_attention_heads": encoder["num_heads"],
-        "decoder_attention_heads": decoder["num_heads"],
+        **{f"{stack}_attention_heads": one["num_heads"] for stack, one in zip(STACKS, (encoder, decoder), strict=True)},
         "norm_position": encoder["layer_norm"],
         "final_layer_norm": encoder["layer_norm"] == "pre",
         "layer_norm_eps": 1e-6,
@@ -221,8 +188,7 @@ def _fields(model: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _decoding(testing: Mapping[str, Any], special: Special) -> dict[str, object]:
-    """Returns generation settings."""
+def _decoding(testing: Settings, special: Special) -> dict[str, object]:
     for name in NUMBERS & testing.keys():
         wanted = (int, float) if name.endswith("alpha") else (int,)
         if type(testing[name]) not in wanted:

@@ -17,17 +17,18 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
+from ..checkpoints.loading import as_list
 from ..configuration_vanilla_transformer import MOST_LAYERS, POSITION_ENCODINGS, VanillaTransformerConfig
 from ..errors import first_line, named
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
-from .interface import ConversionError
+from .interface import ConversionError, Settings
 
 NAMES_PER_ERROR = 20
 SOURCE, TARGET, OUTPUT = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"
@@ -62,7 +63,7 @@ class Layout:
     """
 
     names: Mapping[str, str | float]
-    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fields: Settings = dataclasses.field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     stacking: str = "blocks"
@@ -114,14 +115,7 @@ class _NamedTensors:
 
 
 def from_tensors(tensors: Mapping[str, Tensor], layout: Layout) -> VanillaTransformerForConditionalGeneration:
-    """Makes a model of another system's tensors.
-
-    Args:
-        tensors: Their names -> values.
-        layout: The system's layout.
-
-    Returns:
-        The model, in evaluation mode and in the widest type of its weights.
+    """Makes a model of another system's tensors, in evaluation mode and in the widest type of its weights.
 
     Raises:
         ConversionError: Tensors are missing, unknown, of another shape, no floating-point numbers or not finite, or
@@ -139,10 +133,8 @@ def from_tensors(tensors: Mapping[str, Tensor], layout: Layout) -> VanillaTransf
     state = {
         name if name.startswith("lm_head") else f"model.{name}": value.to(dtype) for name, value in weights.items()
     }
-    model = VanillaTransformerForConditionalGeneration.from_pretrained(
-        None, config=config, state_dict=state, dtype=dtype
-    )
-    return model.eval()
+    make = VanillaTransformerForConditionalGeneration.from_pretrained
+    return make(None, config=config, state_dict=state, dtype=dtype).eval()
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
@@ -159,13 +151,12 @@ def _check_tensors(theirs: _NamedTensors) -> None:
     """Refuses tensors that have no name in the layout, or values that no parameter can have."""
     tensors = theirs.tensors
     _refuse({"unknown": tensors.keys() - {name for rule in theirs.rules for name in rule.theirs}})
-    _refuse(
-        {
-            "not of floating-point numbers": [n for n, value in tensors.items() if not value.is_floating_point()],
-            "of another shape, without a dimension": [n for n, value in tensors.items() if value.ndim == 0],
-        }
-    )
-    _refuse({"not finite": [n for n, value in tensors.items() if not value.isfinite().all()]})
+    problems = {
+        "not of floating-point numbers": [n for n, value in tensors.items() if not value.is_floating_point()],
+        "of another shape, without a dimension": [n for n, value in tensors.items() if value.ndim == 0],
+        "not finite": [n for n, value in tensors.items() if not value.isfinite().all()],
+    }
+    _refuse(problems)
 
 
 def _check_layers(theirs: _NamedTensors) -> None:
@@ -186,10 +177,7 @@ def _check_layers(theirs: _NamedTensors) -> None:
             f"{both[0]} is in layers of the encoder and of the decoder: give encoder_layers and decoder_layers, as no "
             "name tells where the encoder ends"
         )
-
-    def family(name: str) -> str:
-        return re.sub(r"\.\d+\.", ".*.", name)
-
+    family = partial(re.sub, r"\.\d+\.", ".*.")
     families = {family(name) for name in theirs.known}
     expected = (rule for rule in theirs.rules if families & {family(name) for name in rule.ours})
     _refuse({"missing": [n for rule in expected for n in rule.theirs if n not in theirs.tensors]})
@@ -197,7 +185,6 @@ def _check_layers(theirs: _NamedTensors) -> None:
 
 # ---- The configuration ----
 def _config(theirs: _NamedTensors) -> VanillaTransformerConfig:
-    """Makes the configuration of what the tensors tell; the layout's fields come first."""
     layout = theirs.layout
     _check_types(layout.fields)
     found = _sizes(theirs)
@@ -227,7 +214,7 @@ def _config(theirs: _NamedTensors) -> VanillaTransformerConfig:
     return config
 
 
-def _check_types(fields: Mapping[str, Any]) -> None:
+def _check_types(fields: Settings) -> None:
     """Refuses fields that are no numbers, before anything is computed with them."""
     for name, value in fields.items():
         wanted = VanillaTransformerConfig.__annotations__.get(name)
@@ -241,9 +228,8 @@ def _check_tokens(config: VanillaTransformerConfig) -> None:
     """Refuses tokens that the target's vocabulary doesn't have: a decoder couldn't start, or would never end."""
     rows = config.target_vocab_size
     for name in ("pad_token_id", "decoder_start_token_id", "eos_token_id"):
-        value = getattr(config, name)
-        for number in value if isinstance(value, list) else [value]:
-            if number is not None and not 0 <= number < rows:
+        for number in as_list(getattr(config, name)):
+            if not 0 <= number < rows:
                 raise ConversionError(f"{name} is {number}, and the target vocabulary has {rows:,} tokens, from 0 up")
 
 
@@ -273,7 +259,7 @@ def _sizes(theirs: _NamedTensors) -> dict[str, Any]:
     return fields
 
 
-def _head_dims(fields: Mapping[str, Any], rows: Callable[[str], int]) -> dict[str, int]:
+def _head_dims(fields: Settings, rows: Callable[[str], int]) -> dict[str, int]:
     """Returns d_k and d_v where these aren't d_model / h, and aren't given, as where one tensor has unlike maps."""
     if None not in (fields.get("head_dim"), fields.get("value_head_dim")):
         return {}
@@ -308,7 +294,7 @@ def _table(theirs: _NamedTensors, parameter: str, d_model: int) -> Tensor:
     return table[first:]
 
 
-def _positions(tables: Sequence[Tensor], fields: Mapping[str, Any]) -> dict[str, Any]:
+def _positions(tables: Sequence[Tensor], fields: Settings) -> dict[str, Any]:
     """Tells which sinusoids the tables are; any others are learned positions, with an end."""
     wanted = fields.get("position_encoding")
     for encoding in POSITION_ENCODINGS[:-1] if wanted is None else [wanted]:
@@ -343,7 +329,8 @@ def _weights(theirs: _NamedTensors, config: VanillaTransformerConfig) -> dict[st
     known, layout = theirs.known, theirs.layout
     places = known.keys() - shapes.keys() - set(POSITIONS)
     _refuse({"without a place in this model": [f"{' + '.join(known[name].theirs)} ({name})" for name in places]})
-    copies = {name: other for name, other in ((TARGET, SOURCE), (OUTPUT, TARGET)) if _is_tied(name, config)}
+    copies = {TARGET: SOURCE} if config.share_encoder_decoder_embeddings else {}
+    copies |= {OUTPUT: TARGET} if config.tie_word_embeddings else {}
     weights: dict[str, Tensor] = {}
     problems: dict[str, list[str]] = {"missing": [], "of another shape": []}
     for name, shape in shapes.items():
@@ -408,12 +395,6 @@ def _fold(weights: dict[str, Tensor], config: VanillaTransformerConfig, layout: 
             weights[name] = weights[name] * (layout.attention_scale * math.sqrt(d_k))
 
 
-def _is_tied(name: str, config: VanillaTransformerConfig) -> bool:
-    if name == OUTPUT:
-        return config.tie_word_embeddings
-    return name == TARGET and config.share_encoder_decoder_embeddings
-
-
 # ---- Names ----
 def layer_names(places: Mapping[str, str], words: Mapping[str, str]) -> dict[str, str]:
     """Returns the part of a table that names layers; `places` says where those of a stack are, with `*`.
@@ -421,17 +402,15 @@ def layer_names(places: Mapping[str, str], words: Mapping[str, str]) -> dict[str
     `words` has what they call "self_attn.q_proj", or its words "self_attn" and "q_proj", and so on, where it isn't the
     same; "decoder.self_attn" is the decoder's alone.
     """
-
-    def theirs(stack: str, name: str) -> str | None:
-        return words.get(f"{stack}.{name}", words.get(name))
-
-    return {
-        f"{stack}.layers.*.{part}": f"{place}."
-        + (theirs(stack, part) or ".".join(theirs(stack, word) or word for word in part.split(".")))
-        for stack, place in places.items()
-        for part in LAYER_PARTS
-        if stack == "decoder" or not part.startswith("encoder_attn")
-    }
+    names = {}
+    for stack, place in places.items():
+        alone = {name.removeprefix(f"{stack}."): word for name, word in words.items() if name.startswith(f"{stack}.")}
+        own = {**words, **alone}
+        for part in LAYER_PARTS:
+            if stack == "decoder" or not part.startswith("encoder_attn"):
+                there = own.get(part) or ".".join(own.get(word, word) for word in part.split("."))
+                names[f"{stack}.layers.*.{part}"] = f"{place}.{there}"
+    return names
 
 
 def rules_of(layout: Layout, layers: Mapping[str, int]) -> Iterable[Rule]:

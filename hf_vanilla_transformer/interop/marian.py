@@ -23,11 +23,11 @@ from transformers import GenerationConfig, MarianMTModel, MarianTokenizer, PreTr
 from transformers.utils import logging
 
 from ..checkpoints.headers import read_json
-from ..checkpoints.kinds import CONFIG, SOURCE_SPM, TOKENIZER, TOKENIZER_CONFIG
+from ..checkpoints.kinds import CONFIG, SPMS, TOKENIZER, TOKENIZER_CONFIG, VOCABULARIES
 from ..checkpoints.loading import check_tokenizer, load_model, load_tokenizer, tokenizer_fingerprint, without_advice
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
-from ..hub.card_file import CARD, load_card
+from ..hub.facts import CARD, load_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .interface import ConversionError, ConversionOptions, Converted
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
@@ -130,7 +130,6 @@ def _folder_of(source: str, revision: str | None, token: str | bool | None, loca
 
 # ---- Tokenizer ----
 def _tokenizer(folder: Path, system: str) -> PreTrainedTokenizerBase:
-    """Opens OPUS-MT's tokenizer, or one that a tokenizer.json describes completely."""
     file, settings = folder / TOKENIZER, folder / TOKENIZER_CONFIG
     name = read_json(settings).get("tokenizer_class") if settings.is_file() else None
     if file.is_file() and name in TOKENIZER_FILES:
@@ -146,12 +145,12 @@ def opus_mt_tokenizer(folder: Path) -> MarianTokenizer:
     """Opens a folder's MarianTokenizer; raises ValueError if a file is missing or damaged, or special ids differ."""
     settings = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).exists() else {}
     separate = bool(settings.get("separate_vocabs"))
-    for name in (SOURCE_SPM, "target.spm"):
+    for name in SPMS:
         if not (folder / name).is_file():
             raise ValueError(
                 f"{folder}: {name} is missing; OPUS-MT models with BPE instead of SentencePiece can't be converted"
             )
-    vocabularies = [read_json(folder / name) for name in ("vocab.json", "target_vocab.json")[: 1 + separate]]
+    vocabularies = [read_json(folder / name) for name in VOCABULARIES[: 1 + separate]]
     try:
         with without_advice():
             tokenizer = MarianTokenizer.from_pretrained(folder)
@@ -211,14 +210,13 @@ def _build(
 def layout_of(marian: Any, tensors: Mapping[str, Tensor]) -> Layout:
     """Returns the layout of a checkpoint."""
     for stack in STACKS:
-        if getattr(marian, f"{stack}_layerdrop"):
-            raise ConversionError(
-                f"{stack}_layerdrop is {getattr(marian, f'{stack}_layerdrop')}; there is no layer drop here"
-            )
+        if drop := getattr(marian, f"{stack}_layerdrop"):
+            raise ConversionError(f"{stack}_layerdrop is {drop}; there is no layer drop here")
     kind = FIXED_FIELDS[marian.model_type]
     fields = {name: getattr(marian, name) for name in SAME_FIELDS if hasattr(marian, name)} | kind
     if marian.model_type == "fsmt":
-        one = marian.src_vocab_size == marian.tgt_vocab_size and torch.equal(*_matrices(tensors))
+        matrices = (tensors[f"model.{name}"] for name in (SOURCE, TARGET))
+        one = marian.src_vocab_size == marian.tgt_vocab_size and torch.equal(*matrices)
         fields |= {"vocab_size": marian.src_vocab_size, "share_encoder_decoder_embeddings": one}
     fields.setdefault("share_encoder_decoder_embeddings", True)
     if not fields["share_encoder_decoder_embeddings"]:
@@ -235,11 +233,6 @@ def layout_of(marian: Any, tensors: Mapping[str, Tensor]) -> Layout:
             raise ConversionError(f"config.json says that {both} are one matrix, and they differ")
         names |= dict.fromkeys(group, present[0] if present else NAMES_THERE[group[0]][0])
     return Layout(names, fields, ignored=tuple(copies), required=("encoder.*.bias", "decoder.*.bias"))
-
-
-def _matrices(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """The embeddings of an FSMT's source and target."""
-    return tensors[f"model.{SOURCE}"], tensors[f"model.{TARGET}"]
 
 
 def _tied(share: bool, tie: bool) -> list[list[str]]:

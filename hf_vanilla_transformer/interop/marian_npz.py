@@ -4,12 +4,12 @@ Marian has no start token: its decoder begins with a vector of zeros. Here, that
 <pad>, whose bias keeps it from being chosen.
 """
 
-import base64
+import itertools
 import json
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -24,10 +24,10 @@ from torch.nn import functional as F
 
 from ..errors import first_line
 from ..tokenization_dictionary import SIDES, DictionaryTokenizer
-from .interface import ConversionError, ConversionOptions, Converted, check_options
+from .interface import ConversionError, ConversionOptions, Converted, Settings, check_options
 from .layout import OUTPUT, SOURCE, STACKS, TARGET, Layout, from_tensors
 from .pickles import parse_yaml
-from .segmentation import TOKENIZED_TEXT, tokenizer_of
+from .segmentation import converted, tokenizer_of
 
 OPTIONS_INSIDE = "special:model.yml"
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
@@ -49,6 +49,8 @@ UNWANTED = (
     *("transformer-no-projection", "transformer-no-bias", "transformer-no-affine", "transformer-pool", "ulr"),
     *("transformer-disable-position-embeddings", "transformer-tied-layers", "input-types", "lemma-dim-emb"),
 )
+KINDS = {"weight": ("W", "scale"), "bias": ("b", "bias")}  # what they are called in maps and in norms
+ATTENTIONS = (("self_attn", "self"), ("encoder_attn", "context"))
 # Orders of preprocess, postprocess and postprocess-top -> the position of the norms, and whether there are final ones.
 NORMS = {("", "dan", ""): ("post", False), ("n", "da", "n"): ("pre", True)}
 # What a vocabulary in YAML 1.1 may not have, or has as an end of a line: there, PyYAML's writer indents the next one.
@@ -56,7 +58,7 @@ NOT_IN_YAML = re.compile(
     r"[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]|[\x85\u2028\u2029] *"
 )
 PRIVATE = range(0xF0000, 0x10FFFE)  # Unicode's characters without a meaning
-SPECIAL_TOKENS: dict[str, Any] = {"pad_token": PAD, "eos_token": END, "unk_token": UNKNOWN}
+SPECIAL_TOKENS = {"pad_token": PAD, "eos_token": END, "unk_token": UNKNOWN}
 NOTES = (
     "Marian has no start token: <pad>, an added token with a vector of zeros, begins translations",
     "beams and length penalty are marian-decoder's defaults (12 beams, no normalization); decoder.yml isn't read",
@@ -79,15 +81,12 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
     pad = _add_pad(tensors)
     model = from_tensors(tensors, _layout(settings, tensors, pad))
     model.generation_config.update(num_beams=12, length_penalty=BETA, early_stopping=True, gnmt_length_penalty=None)
-    tokenizer = None
-    if options.with_tokenizer:
-        if not options.vocab:
-            raise ConversionError(
-                f"{file} has no vocabulary in it; give --vocab FILE (.spm, .yml or .json; two, where source and target "
-                "have their own), or convert without a tokenizer: --no-tokenizer"
-            )
-        tokenizer = _tokenizer([Path(name) for name in options.vocab], pad)
-    return Converted(model, tokenizer, notes=(*NOTES, TOKENIZED_TEXT))
+    if options.with_tokenizer and not options.vocab:
+        raise ConversionError(
+            f"{file} has no vocabulary in it; give --vocab FILE (.spm, .yml or .json; two, where source and target "
+            "have their own), or convert without a tokenizer: --no-tokenizer"
+        )
+    return converted(model, options, lambda: _tokenizer([Path(name) for name in options.vocab], pad), *NOTES)
 
 
 # ---- The file ----
@@ -99,8 +98,7 @@ def _arrays(file: Path) -> dict[str, Any]:
         raise ConversionError(f"{file} can't be read as .npz ({first_line(error)})") from error
 
 
-def _settings(arrays: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Reads the options that the model was trained with, and refuses those of another model."""
+def _settings(arrays: Settings, file: Path) -> dict[str, Any]:
     if OPTIONS_INSIDE not in arrays:
         raise ConversionError(f"{file} isn't Marian's: it has no {OPTIONS_INSIDE}; 8-bit .bin files can't be opened")
     settings = parse_yaml(arrays[OPTIONS_INSIDE].tobytes().rstrip(b"\0"), f"{file}: {OPTIONS_INSIDE}")
@@ -132,7 +130,7 @@ def _add_pad(tensors: dict[str, Tensor]) -> int:
 
 
 # ---- The model ----
-def _layout(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], pad: int) -> Layout:
+def _layout(settings: Settings, tensors: Mapping[str, Tensor], pad: int) -> Layout:
     order = tuple(
         str(settings.get(f"transformer-{name}", "")) for name in ("preprocess", "postprocess", "postprocess-top")
     )
@@ -140,28 +138,12 @@ def _layout(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], pad: int
         known = " or ".join(map(str, NORMS))
         raise ConversionError(f"its transformer-preprocess, -postprocess and -postprocess-top are {order}, not {known}")
     position, has_final = NORMS[order]
-    suffix = "_pre" if position == "pre" else ""
-    names: dict[str, str | float] = {"lm_head.bias": "decoder_ff_logit_out_b"}
-    for stack in STACKS:
-        there = f"{stack}_l{{n+1}}"
-        for ours, theirs in (("self_attn", "self"), *((("encoder_attn", "context"),) if stack == "decoder" else ())):
-            for one, letter in zip(("q", "k", "v", "out"), "qkvo", strict=True):
-                names[f"{stack}.layers.*.{ours}.{one}_proj.weight"] = f"{there}_{theirs}_W{letter}"
-                names[f"{stack}.layers.*.{ours}.{one}_proj.bias"] = f"{there}_{theirs}_b{letter}"
-            names |= dict(_norm(f"{stack}.layers.*.{ours}_layer_norm", f"{there}_{theirs}_Wo_ln", suffix))
-        for number in "12":
-            names[f"{stack}.layers.*.feed_forward.fc{number}.weight"] = f"{there}_ffn_W{number}"
-            names[f"{stack}.layers.*.feed_forward.fc{number}.bias"] = f"{there}_ffn_b{number}"
-        names |= dict(_norm(f"{stack}.layers.*.final_layer_norm", f"{there}_ffn_ffn_ln", suffix))
-        if has_final:
-            names |= dict(_norm(f"{stack}.layer_norm", f"{stack}_top_ln", ""))
+    names = _names(has_final, "_pre" if position == "pre" else "")
     source, target = (("Wemb",) * 2) if "Wemb" in tensors else ("encoder_Wemb", "decoder_Wemb")
     outputs = [name for name in ("decoder_ff_logit_out_Wt", "decoder_ff_logit_out_W") if name in tensors]
     names |= {SOURCE: source, TARGET: target, OUTPUT: (outputs or [target])[0]}
-    heads = settings.get("transformer-heads", 8)
     fields = {
-        "encoder_attention_heads": heads,
-        "decoder_attention_heads": heads,
+        **{f"{stack}_attention_heads": settings.get("transformer-heads", 8) for stack in STACKS},
         "norm_position": position,
         "final_layer_norm": has_final,
         "layer_norm_eps": 1e-6,
@@ -179,14 +161,25 @@ def _layout(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], pad: int
     return Layout(names, fields, required=("*.bias",))
 
 
-def _norm(ours: str, theirs: str, suffix: str) -> Iterator[tuple[str, str]]:
-    for one, other in (("weight", "scale"), ("bias", "bias")):
-        yield f"{ours}.{one}", f"{theirs}_{other}{suffix}"
+def _names(has_final: bool, suffix: str) -> dict[str, str | float]:
+    """The table of names but the embeddings' and the output's; `suffix` ends those of the norms in layers."""
+    names: dict[str, str | float] = {"lm_head.bias": "decoder_ff_logit_out_b"}
+    for stack, (kind, (map_, norm)) in itertools.product(STACKS, KINDS.items()):
+        ours, theirs = f"{stack}.layers.*", f"{stack}_l{{n+1}}"
+        for part, there in ATTENTIONS[: 1 + (stack == "decoder")]:
+            for one in ("q", "k", "v", "out"):
+                names[f"{ours}.{part}.{one}_proj.{kind}"] = f"{theirs}_{there}_{map_}{one[0]}"
+            names[f"{ours}.{part}_layer_norm.{kind}"] = f"{theirs}_{there}_Wo_ln_{norm}{suffix}"
+        for number in "12":
+            names[f"{ours}.feed_forward.fc{number}.{kind}"] = f"{theirs}_ffn_{map_}{number}"
+        names[f"{ours}.final_layer_norm.{kind}"] = f"{theirs}_ffn_ffn_ln_{norm}{suffix}"
+        if has_final:
+            names[f"{stack}.layer_norm.{kind}"] = f"{stack}_top_ln_{norm}"
+    return names
 
 
 # ---- The vocabulary ----
 def _tokenizer(files: list[Path], pad: int) -> DictionaryTokenizer:
-    """Makes the tokenizer of one vocabulary for both sides, or of two."""
     if not 1 <= len(files) <= len(SIDES):
         raise ConversionError(f"{len(files)} vocabularies are given; give one, or the source's and the target's")
     files = files if len(files) == len(SIDES) else files * 2
@@ -198,13 +191,8 @@ def _tokenizer(files: list[Path], pad: int) -> DictionaryTokenizer:
                 f"isn't the first or {UNKNOWN} missing"
             )
     filled = [[*own, *(f"<unused {n}>" for n in range(len(own), pad)), PAD] for own in tokens]
-    if all(file.suffix == ".spm" for file in files):
-        sides = zip(SIDES, filled, files, strict=True)
-        segmentation = {
-            side: {"tokens": own, "spm": base64.b64encode(file.read_bytes()).decode()} for side, own, file in sides
-        }
-        return DictionaryTokenizer(segmentation=segmentation, **SPECIAL_TOKENS)
-    return tokenizer_of(files[0].parent, (filled[0], filled[1]), SPECIAL_TOKENS)
+    models = files if all(file.suffix == ".spm" for file in files) else (None, None)
+    return tokenizer_of(files[0].parent, filled, SPECIAL_TOKENS, files=models)
 
 
 def _tokens(file: Path) -> list[str]:

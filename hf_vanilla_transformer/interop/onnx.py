@@ -213,10 +213,7 @@ def _traced(module: nn.Module, arguments: Any, axes: dict[str, Any], outputs: li
 
 
 def _merged(first_past: ir.Model, decoder_with_past: ir.Model) -> ir.Model:
-    """Makes one graph of two: the second with the past that it is given, or the first one's.
-
-    It has the inputs of both.
-    """
+    """Makes one graph, with the inputs of both: the second with the past that it is given, or the first one's."""
     first, graph = first_past.graph, decoder_with_past.graph
     (inner,) = first.inputs
     memory = _like(inner, inner.name)
@@ -227,7 +224,7 @@ def _merged(first_past: ir.Model, decoder_with_past: ir.Model) -> ir.Model:
     past = [_like(value, f"{value.name}.read") for value in given]
     for value, chosen in zip(given, past, strict=True):
         value.replace_all_uses_with(chosen)
-    same = [_same(value, f"{value.name}.given") for value in given]
+    same = [ir.node("Identity", [value], outputs=[_like(value, f"{value.name}.given")]) for value in given]
     branches = {
         "then_branch": ir.Graph([], [one.outputs[0] for one in same], nodes=same, name="given"),
         "else_branch": first,
@@ -239,10 +236,6 @@ def _merged(first_past: ir.Model, decoder_with_past: ir.Model) -> ir.Model:
 
 def _like(value: ir.Value, name: str | None) -> ir.Value:
     return ir.Value(name=name, type=value.type, shape=value.shape)
-
-
-def _same(value: ir.Value, name: str) -> ir.Node:
-    return ir.node("Identity", [value], outputs=[_like(value, name)])
 
 
 @contextmanager

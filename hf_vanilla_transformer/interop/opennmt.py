@@ -5,15 +5,14 @@ Its source has no end-of-sentence token; its target begins with the start token 
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from ..tokenization_dictionary import DictionaryTokenizer
-from .interface import ConversionError, ConversionOptions, Converted, check_options
+from .interface import ConversionError, ConversionOptions, Converted, Settings, check_options
 from .layout import OUTPUT, POSITIONS, SOURCE, TARGET, Layout, from_tensors, layer_names
 from .pickles import fields_of, read, tensors_of, texts_in
-from .segmentation import TOKENIZED_TEXT, tokenizer_of
+from .segmentation import converted, sizes_of, tokenizer_of
 
 EMBEDDINGS = "embeddings.make_embedding"
 ATTENTION = {
@@ -86,34 +85,25 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
     tokens, fields = tokens_of(checkpoint["vocab"])
     layout = Layout(NAMES, {**_fields(settings), **fields}, required=_required(settings))
     model = from_tensors(_tensors(checkpoint, file), layout)
-    if not options.with_tokenizer:
-        return Converted(model, notes=(DECODING,))
-    tokenizer = tokenizer_for(file.parent, tokens, _subword_models(settings))
-    return Converted(model, tokenizer, notes=(DECODING, TOKENIZED_TEXT))
+    place = file.parent
+    return converted(model, options, lambda: tokenizer_for(place, tokens, settings, _transforms(settings)), DECODING)
 
 
-def _subword_models(settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Returns the names of the files that segment source and target, as far as the options tell them."""
+def _transforms(settings: Settings) -> set[str]:
     corpora = settings.get("data")
     parts = [settings, *(corpora.values() if isinstance(corpora, Mapping) else ())]
     lists = [part.get("transforms") for part in parts if isinstance(part, Mapping)]
-    others = {str(name) for names in lists if isinstance(names, Sequence) for name in names}.difference(TRANSFORMS)
+    found = {str(name) for names in lists if isinstance(names, Sequence) for name in names}
     for side in ("src", "tgt"):
         if settings.get(f"{side}_vocab_threshold") and settings.get(f"{side}_subword_vocab"):
-            others.add(f"{side}_vocab_threshold")
-    refuse_transforms(others)
-    files = (settings.get(f"{side}_subword_model") for side in ("src", "tgt"))
-    source, target = (file if isinstance(file, str) and file else None for file in files)
-    return source, target or source
+            found.add(f"{side}_vocab_threshold")
+    return found
 
 
-def _fields(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that the options tell and the tensors don't."""
-    heads = settings.get("heads", 8)
+def _fields(settings: Settings) -> dict[str, object]:
     dropout, attention_dropout = (_last(settings.get(name, 0.0)) for name in ("dropout", "attention_dropout"))
     return {
-        "encoder_attention_heads": heads,
-        "decoder_attention_heads": heads,
+        **{f"{stack}_attention_heads": settings.get("heads", 8) for stack in LAYERS},
         "norm_position": "pre",
         "final_layer_norm": True,
         "layer_norm_eps": settings.get("norm_eps", 1e-6),
@@ -132,23 +122,14 @@ def _last(value: object) -> object:
     return value[-1] if isinstance(value, list) and value else value
 
 
-def _required(settings: Mapping[str, Any]) -> tuple[str, ...]:
+def _required(settings: Settings) -> tuple[str, ...]:
     """Returns the biases that the model has to have; versions before 3.2 always have those of the feed-forward maps."""
     attention = ("*_attn.*",) if settings.get("add_qkvbias") else ()
     feed_forward = ("*.fc?.bias",) if settings.get("add_ffnbias", True) else ()
     return ("*layer_norm.bias", "lm_head.bias", *attention, *feed_forward)
 
 
-def refuse_transforms(names: Iterable[str]) -> None:
-    """Raises `ConversionError` if there are transforms of texts that no tokenizer does."""
-    if names := sorted(names):
-        raise ConversionError(
-            f"the model's texts go through {', '.join(names)}, and no tokenizer here does that; convert without one: "
-            "--no-tokenizer"
-        )
-
-
-def tokens_of(vocabularies: object) -> tuple[tuple[list[str], list[str]], dict[str, Any]]:
+def tokens_of(vocabularies: object) -> tuple[tuple[list[str], list[str]], dict[str, object]]:
     """Returns the tokens of source and target, and the fields that they tell: sizes, and the ids of special ones."""
     found = fields_of(vocabularies)
     source, target = found.get("src", ()), found.get("tgt") or found.get("src", ())
@@ -161,8 +142,7 @@ def tokens_of(vocabularies: object) -> tuple[tuple[list[str], list[str]], dict[s
     if PAD not in source or source.index(PAD) != pad:
         raise ConversionError(f"{PAD} has another id in the source than in the target vocabulary, where it is {pad}")
     return (list(source), list(target)), {
-        "vocab_size": len(source),
-        "decoder_vocab_size": len(target),
+        **sizes_of((source, target)),
         "pad_token_id": pad,
         "bos_token_id": target.index(BOS) if BOS in target else None,
         "eos_token_id": target.index(EOS),
@@ -171,9 +151,21 @@ def tokens_of(vocabularies: object) -> tuple[tuple[list[str], list[str]], dict[s
 
 
 def tokenizer_for(
-    folder: Path, tokens: tuple[list[str], list[str]], files: tuple[str | None, str | None]
+    folder: Path,
+    tokens: tuple[list[str], list[str]],
+    settings: Settings,
+    transforms: Iterable[str],
+    known: Sequence[str] = TRANSFORMS,
 ) -> DictionaryTokenizer:
-    """Makes the tokenizer of a model whose sources have no end, of its tokens and the files that segment texts."""
+    """Makes the tokenizer of a model whose sources have no end; refuses transforms of texts that no tokenizer does."""
+    if others := sorted({*transforms}.difference(known)):
+        raise ConversionError(
+            f"the model's texts go through {', '.join(others)}, and no tokenizer here does that; convert without one: "
+            "--no-tokenizer"
+        )
+    named = (settings.get(f"{side}_subword_model") for side in ("src", "tgt"))
+    source, target = (file if isinstance(file, str) and file else None for file in named)
+    files = (source, target or source)
     special = {name: token for name, token in SPECIAL_TOKENS.items() if token in (*tokens[0], *tokens[1])}
     return tokenizer_of(folder, tokens, special, files=files, source_eos=False)
 
@@ -182,8 +174,7 @@ def _is_list_of_texts(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(one, str) for one in value)
 
 
-def _tensors(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Tensor]:
-    """Returns the weights, from the checkpoint or from the safetensors beside it."""
+def _tensors(checkpoint: Settings, file: Path) -> dict[str, Tensor]:
     if "model" in checkpoint:
         output = tensors_of(checkpoint.get("generator"), file)
         # In version 3.0.0 the output was the first of several modules.

@@ -6,7 +6,8 @@ import pickletools
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,7 +64,18 @@ def _reason(error: Exception) -> str:
     return "torch.save didn't write it, or not as plain data"
 
 
-def read_text(file: Path) -> str:
+def checkpoint_in(source: Path, names: Sequence[str], pattern: str) -> Path:
+    """Returns a source that is a file, a folder's first file of these names, or its only one of a pattern."""
+    if source.is_file():
+        return source
+    found = [source / name for name in names if (source / name).is_file()] or sorted(source.glob(pattern))
+    if not found or (found[0].name not in names and len(found) > 1):
+        others = f"{len(found) or 'no'} others ({pattern})"
+        raise ConversionError(f"{source} has no {' or '.join(names)}, and {others}; give the checkpoint itself")
+    return found[0]
+
+
+def read_text(file: Path | Traversable) -> str:
     """Reads a text in UTF-8; raises `ConversionError` if it is none."""
     try:
         return file.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Tokenizers of models that come with dictionaries: subword-nmt's codes or SentencePiece models become one tokenizer.
+"""Models that come with dictionaries: with subword-nmt's codes or SentencePiece models, these become one tokenizer.
 
 A folder has one file of codes or one SentencePiece model for both sides, or one per side, told by its name.
 """
@@ -6,6 +6,7 @@ A folder has one file of codes or one SentencePiece model for both sides, or one
 import base64
 import logging
 import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -13,8 +14,9 @@ from google.protobuf.message import DecodeError
 from transformers.convert_slow_tokenizer import import_protobuf
 
 from ..errors import first_line
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..tokenization_dictionary import SIDES, DictionaryTokenizer
-from .interface import ConversionError
+from .interface import ConversionError, ConversionOptions, Converted
 from .pickles import read_text
 
 logger = logging.getLogger(__name__)
@@ -33,16 +35,35 @@ SIDES_IN_NAMES = (("src", "source"), ("tgt", "trg", "target"))
 LONGEST_CODES = 50_000_000  # bytes
 
 
+def converted(
+    model: VanillaTransformerForConditionalGeneration,
+    options: ConversionOptions,
+    make_tokenizer: Callable[[], DictionaryTokenizer],
+    *notes: str,
+    metadata: Mapping[str, object] | None = None,
+) -> Converted:
+    """Returns a model with the tokenizer of its dictionaries, if that is wanted, and what is to be said of both."""
+    if not options.with_tokenizer:
+        return Converted(model, None, metadata or {}, notes=notes)
+    return Converted(model, make_tokenizer(), metadata or {}, notes=(*notes, TOKENIZED_TEXT))
+
+
+def sizes_of(dictionaries: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Returns the fields of a configuration that dictionaries tell: those of unknown ones are left out."""
+    sizes = zip(("vocab_size", "decoder_vocab_size"), map(len, dictionaries), strict=True)
+    return {name: size for name, size in sizes if size}
+
+
 def tokenizer_of(
     folder: Path,
-    dictionaries: tuple[list[str], list[str]],
+    dictionaries: Sequence[list[str]],
     special: dict[str, str],
     *,
-    files: tuple[str | None, str | None] = (None, None),
+    files: Sequence[str | Path | None] = (None, None),
     languages: tuple[str, ...] = (),
     source_eos: bool = True,
     restricted: bool = False,
-    levels: tuple[str | None, str | None] = (None, None),
+    levels: Sequence[str | None] = (None, None),
 ) -> DictionaryTokenizer:
     """Makes the tokenizer of a model from the files in its folder.
 
@@ -51,7 +72,7 @@ def tokenizer_of(
             dictionaries have pieces of words.
         dictionaries: The tokens of source and target in the order of ids, special ones included; empty: unknown.
         special: "pad_token", "eos_token", "unk_token" and others -> token.
-        files: Names of the codes or models of source and target, where the checkpoint tells them; folders in them
+        files: The codes or models of source and target, where these are known; of names in texts, those of folders
             don't count.
         languages: Codes of source and target, perhaps parts of the files' names.
         source_eos: Whether the end-of-sentence token ends sources, too (OpenNMT-py has none there).
@@ -64,7 +85,7 @@ def tokenizer_of(
     """
     if [] in dictionaries:
         raise ConversionError(f"{folder} doesn't have the dictionaries of source and target{WITHOUT}")
-    paths = [name and folder / PureWindowsPath(name).name for name in files]
+    paths = [folder / PureWindowsPath(one).name if one and isinstance(one, str) else one for one in files]
     named = [path for path in paths if path]
     if missing := [file for file in named if not file.is_file()]:
         raise ConversionError(f"the tokenizer needs {missing[0]}, and there is no such file{WITHOUT}")
@@ -86,7 +107,7 @@ def tokenizer_of(
 
 
 def _files_in(
-    folder: Path, languages: tuple[str, ...], dictionaries: tuple[list[str], list[str]]
+    folder: Path, languages: tuple[str, ...], dictionaries: Sequence[list[str]]
 ) -> tuple[Path | str, Path | str]:
     """Returns the files that say how source and target are segmented, or "words" for a model of words."""
     files = [file for file in sorted(folder.iterdir()) if file.is_file()]
@@ -139,7 +160,7 @@ def _names(files: list[Path]) -> str:
     return ", ".join(file.name for file in files)
 
 
-def _check(dictionaries: tuple[list[str], list[str]], special: dict[str, str]) -> None:
+def _check(dictionaries: Sequence[list[str]], special: dict[str, str]) -> None:
     if missing := [name for name in ("pad_token", "eos_token", "unk_token") if name not in special]:
         raise ConversionError(f"the model has no {missing[0]}, and its tokenizer needs one")
     # Where a token occurs twice, its first place is the special token's.

@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from torch import Tensor
 
-from ..errors import first_line
 from .interface import ConversionError, ConversionOptions, Converted
 from .layout import POSITIONS, Layout, from_tensors, variants
 from .mappings import FOLDER, shipped_mappings
-from .pickles import read, tensors_of
+from .pickles import parse_yaml, read, read_text, tensors_of
 
 ENTRIES: dict[str, type | tuple[type, ...]] = {  # entry -> type
     "extends": str,
@@ -72,13 +70,10 @@ def read_mapping(source: str | Path) -> Layout:
     """Reads a mapping: a YAML file, or the name of one that comes with the package."""
     entries = _entries(source)
     names, config = entries["names"], {"bos_token_id": None, **entries.get("config", {})}
-    # Several parameters are one of their tensors.
-    is_stacked = any(
-        isinstance(name, str) and len(variants(ours)) > len(variants(name)) for ours, name in names.items()
-    )
+    texts = {ours: name for ours, name in names.items() if isinstance(name, str)}
+    is_stacked = any(len(variants(ours)) > len(variants(name)) for ours, name in texts.items())  # several in one
     for name, values in CHOICES.items():
-        is_needed = name != "stacking" or is_stacked
-        if is_needed and entries.get(name) not in values:
+        if entries.get(name) not in values and (name != "stacking" or is_stacked):
             given = repr(entries[name]) if name in entries else "missing"
             raise ConversionError(
                 f"{source}: {name} is {given}; give {' or '.join(values)}. docs/mappings.md explains them"
@@ -111,12 +106,10 @@ def _entries(source: str | Path) -> dict[str, Any]:
     """Reads a mapping and those that it extends, whose entries it replaces; `names` and `config` one by one."""
     place = FOLDER / f"{source}.yaml" if str(source) in shipped_mappings() else Path(source)
     try:
-        entries = yaml.safe_load(place.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConversionError(
-            f"the mapping {source} can't be read ({first_line(error)}); give a YAML file, or one of "
-            f"{', '.join(shipped_mappings())}"
-        ) from error
+        entries = parse_yaml(read_text(place), place)
+    except ConversionError as error:
+        known = ", ".join(shipped_mappings())
+        raise ConversionError(f"the mapping {error}; give a YAML file, or one of {known}") from error
     if not isinstance(entries, dict):
         raise ConversionError(f"the mapping {source} has no entries")
     for name, value in entries.items():

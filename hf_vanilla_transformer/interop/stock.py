@@ -34,11 +34,21 @@ from transformers import (
 
 from ..checkpoints.kinds import TOKENIZER, TOKENIZER_CONFIG
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_table
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..plan_vanilla_transformer import ENGINE_OPTIONS, OPTIONS, GNMTLengthPenalty, Plan
-from .interface import LIMITS, ConversionError, check_distance, check_plain, check_savable, distance, in_float32
+from .interface import (
+    LIMITS,
+    ConversionError,
+    check_distance,
+    check_plain,
+    check_savable,
+    distance,
+    in_float32,
+    table_of,
+)
 from .layout import POSITIONS
 from .marian import SAME_FIELDS
+from .spm_file import plain
 
 MAX_LENGTH = 512  # tokens of an output, for models whose limit grows with the source
 TYPICAL_LENGTH = 20  # tokens, where the two formulas of the length penalty rank alike
@@ -84,6 +94,7 @@ def write_stock(
     check_plain(model)
     check_savable(model.generation_config)
     kind = _class_of(model.config, classes)
+    ends_sources, tokenizer = getattr(tokenizer, "source_eos", True), plain(tokenizer)
     _check_tokenizer(tokenizer)
     stock = _converted(model, kind)
     stock.generation_config, notes = _generation_config(model)
@@ -104,6 +115,8 @@ def write_stock(
             kind is FSMT or config.decoder_vocab_size not in (None, config.vocab_size)
         ),
         "label smoothing is the Trainer's there: label_smoothing_factor": config.label_smoothing > 0,
+        "its tokenizer ends no text, as the model reads sources so: before a training there, append eos_token_id to "
+        "labels": not ends_sources,
     }
     return [*(note for note, is_so in found.items() if is_so), *notes]
 
@@ -171,7 +184,7 @@ def _tensors(
     for name, value in there.items():
         if name.removeprefix("model.") in POSITIONS:
             stack = model.model.encoder if ".encoder." in name else model.model.decoder
-            tensors[name] = _table(own.get(name), stack, value) if kind.has_table else value
+            tensors[name] = table_of(stack, len(value)).to(value) if kind.has_table else value
         elif name in own:
             tensors[name] = own[name]
         elif name.endswith("bias"):
@@ -179,11 +192,6 @@ def _tensors(
         else:
             raise ConversionError(f"{kind.model.__name__} has {name}, and the model doesn't")
     return tensors
-
-
-def _table(learned: Tensor | None, stack: Any, there: Tensor) -> Tensor:
-    """The positions of a stack as a trained table."""
-    return learned if learned is not None else sinusoidal_table(len(there), *stack.embed_positions.layout).to(there)
 
 
 def _sines_first(name: str, value: Tensor) -> Tensor:
@@ -195,7 +203,6 @@ def _sines_first(name: str, value: Tensor) -> Tensor:
 
 
 def _generation_config(model: VanillaTransformerForConditionalGeneration) -> tuple[GenerationConfig, list[str]]:
-    """The settings of decoding that transformers itself has, and notes on the others."""
     settings, plan = copy.deepcopy(model.generation_config), Plan.of({}, model.generation_config)
     notes = []
     for name in (*OPTIONS, *ENGINE_OPTIONS):
@@ -217,7 +224,6 @@ def _generation_config(model: VanillaTransformerForConditionalGeneration) -> tup
 
 
 def _difference(model: VanillaTransformerForConditionalGeneration, stock: PreTrainedModel) -> float:
-    """Compares logits of random tokens in float32."""
     copies, inputs = [in_float32(model)], _example(model.config)
     if model.dtype != torch.float32:  # some classes save sinusoids, which this type rounds
         copies.append(copy.deepcopy(model).cpu().float().eval())

@@ -96,7 +96,6 @@ def _for_javascript(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBa
 
 
 def _example_of(kind: str, **options: Any) -> Tokenizer:
-    """A tokenizer as `train` makes it."""
     return train_tokenizer([{"source": "a", "target": "a"}], [kind], **options).backend_tokenizer
 
 

@@ -16,16 +16,21 @@ STYLE["font.family"] = [name for name in FONTS if name in font_manager.get_font_
 
 @rc_context(STYLE)
 def plot_attention(
-    weights: Any, source_pieces: Sequence[str], target_pieces: Sequence[str], title: str = "", labels: Any = ("", "")
+    weights: Any,
+    source_pieces: Sequence[str],
+    target_pieces: Sequence[str],
+    title: str = "",
+    labels: Sequence[str] = ("", ""),
+    columns: int | None = None,
 ) -> Figure:
     """Heat maps of attention weights, such as a layer's `model(..., output_attentions=True).cross_attentions[-1][0]`.
 
     Weights are (heads, target length, source length), of torch or NumPy; a row sums to 1, or to 0 for padding. Source
-    pieces, attended to, are columns, target pieces rows; `labels` name both. Weights of another shape, or that are not
-    distributions, raise `ValueError`.
+    pieces, attended to, are columns, target pieces rows; `labels` name both. `columns` is how many maps a row has, at
+    most 8; None: as suits their number. Weights of another shape, or that are not distributions, raise `ValueError`.
     """
     maps = _checked(weights, len(target_pieces), len(source_pieces))
-    columns = min(len(maps), 2 if len(maps) <= 4 else 4 if len(maps) <= 16 else 8)
+    columns = min(len(maps), columns or (2 if len(maps) <= 4 else 4 if len(maps) <= 16 else 8), 8)
     side = min(7.0, 11.5 / columns)  # the largest of a map, in inches
     width, height = (min(max(1.6, INCHES * len(pieces)), side) for pieces in (source_pieces, target_pieces))
     rows = -(-len(maps) // columns)

@@ -28,8 +28,8 @@ try:
 except ImportError as error:
     raise ImportError(f"the service needs {error.name}, which isn't installed: {install('serve')}") from error
 
-from ..documents.document import Document, open_document
-from ..documents.links import Linked
+from ..documents.document import open_document
+from ..documents.links import Document, Linked
 from .batcher import BATCH_TOKENS, QueueFullError
 from .settings import ServiceSettings
 
@@ -151,8 +151,10 @@ async def _fields(request: Request) -> Fields:
     elif "multipart" in kind:
         form = await request.form(max_fields=math.inf, max_part_size=sys.maxsize)  # of which the app limits the body
         fields = _without_lists_of_one({name: form.getlist(name) for name in form})
+    elif (body := await request.body()).lstrip().startswith(b"{"):
+        raise HTTPException(400, "Invalid request: the body is JSON; send the header Content-Type: application/json")
     else:
-        fields = _form(await request.body())
+        fields = _form(body)
     if not isinstance(fields, dict):
         raise HTTPException(400, "Invalid request: the body has to be a JSON object")
     given = query | {name: value for name, value in fields.items() if value is not None}

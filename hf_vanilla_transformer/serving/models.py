@@ -8,9 +8,9 @@ from typing import Any
 
 from ..documents.links import Linked, linked_rows
 from ..hub.facts import said_by_author
-from ..translation.decoding import source_limit
-from ..translation.languages import known_languages
-from ..translation.reading import Piece, pieces_of, sentence_rules, target_codes
+from ..translation.division import sentence_rules
+from ..translation.languages import known_languages, target_codes
+from ..translation.reading import Piece, pieces_of
 from ..translation.translator import Translator
 from .batcher import Batcher
 
@@ -52,7 +52,7 @@ def batcher_of(
     A pair with a language that a model of several doesn't have raises `LanguagesError`.
     """
     tokenizer = translator.tokenizer
-    limit = source_limit(translator.decodes_with, None, tokenizer)
+    limit = translator.source_limit()
     has_languages = bool(known_languages(tokenizer) or translator.decodes_with.tasks)
 
     def languages(source: str, target: str) -> dict[str, Any]:

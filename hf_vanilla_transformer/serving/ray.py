@@ -1,8 +1,11 @@
 """Translating with Ray: rows of a data set, or many files on many machines.
 
-ray.data.read_parquet("in").map_batches(
-Translate, fn_constructor_args=("outputs/model",), compute=ray.data.ActorPoolStrategy(size=2), batch_size=1_000
-).write_parquet("out")
+In a pipeline of your own:
+
+    actors = ray.data.ActorPoolStrategy(size=2)
+    data = ray.data.read_parquet("in")
+    data = data.map_batches(Translate, fn_constructor_args=("outputs/model",), compute=actors, batch_size=1_000)
+    data.write_parquet("out")
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ..data.formats import CorpusError
-from ..documents.document import for_many
-from ..documents.files import FileJob, parts_of, write
+from ..documents.files import FileJob
+from ..documents.files import translate_files as translate_here
 from ..documents.rows import TRANSLATION
 from ..errors import install
 from ..translation.translator import Translator
@@ -61,19 +63,12 @@ class _TranslateFiles(Translate):
 
     def __init__(self, jobs: Sequence[FileJob], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._jobs, (self._do, self._target) = jobs, for_many(self.translator, self.options)
+        self._jobs = jobs
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Returns what is wrong with each file, "" for none."""
-        problems = [self._thread.submit(self._write, self._jobs[number]).result() for number in batch["job"]]
-        return {**batch, "problem": problems}
-
-    def _write(self, job: FileJob) -> str:
-        try:
-            write(job, parts_of(job, self._do, lambda size: None, self._target))
-        except CorpusError as error:
-            return str(error)
-        return ""
+        outcomes = translate_here([self._jobs[number] for number in batch["job"]], self.translator, self.options)
+        return {**batch, "problem": [problem for _, problem in self._thread.submit(list, outcomes).result()]}
 
 
 def translate_files(
@@ -84,10 +79,10 @@ def translate_files(
     cpus: int = 1,  # of each
     options: dict[str, Any] | None = None,  # for each call of the translator
     opening: dict[str, Any] | None = None,  # for `Translator`
-) -> Iterator[tuple[FileJob, CorpusError | None]]:
+) -> Iterator[tuple[FileJob, str]]:
     """Translates files on a cluster; Ray has to be initialized, and all nodes see the files. Leave complete ones out.
 
-    Yields each file when it is complete, or with the reason why it can't be read.
+    Yields each file when it is complete, with "", or the reason why it can't be read.
     """
     numbers = [{"job": number} for number in range(len(jobs))]
     data = ray.data.from_items(numbers, override_num_blocks=min(len(jobs), BLOCKS))
@@ -101,4 +96,4 @@ def translate_files(
     )
     for batch in done.iter_batches(batch_size=None, prefetch_batches=0):
         for number, problem in zip(batch["job"].tolist(), batch["problem"], strict=True):
-            yield jobs[number], CorpusError(str(problem)) if problem else None
+            yield jobs[number], str(problem)

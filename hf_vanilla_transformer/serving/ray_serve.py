@@ -19,7 +19,6 @@ from ..translation.translator import Translator
 from .app import AsyncTranslate, create_app
 from .batcher import Batcher, QueueFullError
 from .models import batcher_of
-from .ray import connected
 from .settings import ServiceSettings
 
 NAME = "vanilla-transformer"
@@ -63,7 +62,6 @@ def running(
     models: Mapping[str, Sequence[Pair]],  # as for `Translator`, and what each translates
     settings: ServiceSettings,
     *,
-    address: str,  # "local": a cluster is started on this machine
     host: str,  # on every node with a replica
     port: int,
     replicas: int,  # at most; there are as many as the requests need
@@ -71,7 +69,7 @@ def running(
     cpus: int = 1,  # of a replica
     opening: Mapping[str, Any] | None = None,  # for `Translator`
 ) -> Iterator[None]:
-    """Runs the service on a cluster whose nodes see the models; it ends with the block.
+    """Runs the service on a cluster whose nodes see the models, until the block ends; Ray has to be initialized.
 
     Raises `ValueError` if no node has enough CPUs, or Ray Serve already runs there, and what opening a model raised.
     """
@@ -114,20 +112,19 @@ def running(
         ray_actor_options={"num_cpus": 0},
     )(serve.ingress()(Http))
 
-    with connected(address):
-        _check_cluster(cpus)
-        serve.start(
-            http_options={"host": host, "port": port},
-            proxy_location="EveryNode",
-            logging_config={"enable_access_log": False, "log_level": "WARNING"},
-        )
-        try:
-            serve.run(front.bind(behind.bind()), name=NAME, route_prefix="/")
-            handle = serve.get_deployment_handle("models", NAME)
-            for name in models:  # a model that can't be opened is an error here
-                handle.options(multiplexed_model_id=name).translate.remote([], 1).result()
-            yield
-        except RayTaskError as error:
-            raise error.cause from None
-        finally:
-            serve.shutdown()
+    _check_cluster(cpus)
+    serve.start(
+        http_options={"host": host, "port": port},
+        proxy_location="EveryNode",
+        logging_config={"enable_access_log": False, "log_level": "WARNING"},
+    )
+    try:
+        serve.run(front.bind(behind.bind()), name=NAME, route_prefix="/")
+        handle = serve.get_deployment_handle("models", NAME)
+        for name in models:  # a model that can't be opened is an error here
+            handle.options(multiplexed_model_id=name).translate.remote([], 1).result()
+        yield
+    except RayTaskError as error:
+        raise error.cause from None
+    finally:
+        serve.shutdown()

@@ -3,26 +3,22 @@
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase, Seq2SeqTrainingArguments
 
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..configuration_vanilla_transformer import POSITION_ENCODINGS, VanillaTransformerConfig
 from ..data.formats import Corpus, is_table
 from ..data.symbols import KINDS, NORMAL_FORMS
 from ..metrics import MEASURES
-from .options import TASKS, TIED, check_model, check_ranges, check_training
+from .options import TASKS, TIED, RecipeError, check_ranges, check_training
 
 Default = TypeVar("Default")
 
 
-class RecipeError(ValueError):
-    """A recipe or an option that overrides it is wrong; the message names it and the fix."""
-
-
-def _files(help: str) -> list[str]:
-    return field(default_factory=list, metadata={"help": help})
+def _list(help: str, *default: str) -> list[str]:
+    return field(default_factory=lambda: list(default), metadata={"help": help})
 
 
 def _option(default: Default, help: str) -> Default:
@@ -34,18 +30,18 @@ class DataArguments:
     """The corpora, and the selection of their pairs."""
 
     data_dir: str | None = _option(None, "Folder that relative file names are looked up in (default: the current one).")
-    train_source: list[str] = _files("Plain text files to train on, one sentence per line, compressed or not.")
-    train_target: list[str] = _files("Their translations, line by line.")
-    train_data: list[str] = _files("Tables (.tsv, .csv, .jsonl, .parquet) to train on, or data sets on the Hub.")
-    validation_source: list[str] = _files("Text files for the evaluations during training.")
-    validation_target: list[str] = _files("Their translations.")
-    validation_data: list[str] = _files("Tables or data sets on the Hub for the evaluations during training.")
-    test_source: list[str] = _files("Text files to translate and score after training.")
-    test_target: list[str] = _files("Their translations.")
-    test_data: list[str] = _files("Tables or data sets on the Hub to translate and score after training.")
+    train_source: list[str] = _list("Plain text files to train on, one sentence per line, compressed or not.")
+    train_target: list[str] = _list("Their translations, line by line.")
+    train_data: list[str] = _list("Tables (.tsv, .csv, .jsonl, .parquet) to train on, or data sets on the Hub.")
+    validation_source: list[str] = _list("Text files for the evaluations during training.")
+    validation_target: list[str] = _list("Their translations.")
+    validation_data: list[str] = _list("Tables or data sets on the Hub for the evaluations during training.")
+    test_source: list[str] = _list("Text files to translate and score after training.")
+    test_target: list[str] = _list("Their translations.")
+    test_data: list[str] = _list("Tables or data sets on the Hub to translate and score after training.")
     source_column: str = _option("source", "Column of the source in tables, or its language in a 'translation' column.")
     target_column: str = _option("target", "Column of the target, or its language.")
-    feature_columns: list[str] = _files(
+    feature_columns: list[str] = _list(
         "Columns with features of the source, such as V;PST, each of which is a symbol (a .tsv without a header: 3)."
     )
     dataset_config_name: str | None = _option(None, "Configuration of the data sets on the Hub, such as de-en.")
@@ -57,7 +53,6 @@ class DataArguments:
     max_length_ratio: float | None = _option(None, "Leave out pairs with a larger ratio of their lengths.")
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         for part in ("train", "validation", "test"):
             source, target, data = (getattr(self, f"{part}_{kind}") for kind in ("source", "target", "data"))
             if source and not target and all(map(is_table, source)):  # both sides are there
@@ -87,12 +82,10 @@ class ModelArguments:
     """The model; None means the preset's value."""
 
     preset: str = _option("base", "Size: base, big, tiny, or a row of Table 3 (A-h1 ... E).")
-    tokenizer: list[str] = field(
-        default_factory=lambda: ["bpe"],
-        metadata={
-            "help": f"Kind of a new tokenizer, {', '.join(KINDS)} (the paper's: bpe); or two of them, for source "
-            "and target, each with a vocabulary of its own."
-        },
+    tokenizer: list[str] = _list(
+        f"Kind of a new tokenizer, {', '.join(KINDS)} (the paper's: bpe); or two of them, for source and target, each "
+        "with a vocabulary of its own.",
+        "bpe",
     )
     vocab_size: int = _option(37_000, "Most tokens of a new vocabulary (5.1).")
     min_frequency: int | None = _option(None, "Times that a symbol occurs to be known, or a pair of bpe to be merged.")
@@ -121,7 +114,7 @@ class ModelArguments:
     activation_dropout: float | None = _option(None, "Dropout inside the feed-forward layers (the paper: none).")
     label_smoothing: float | None = _option(None, "Label smoothing of the loss (eps_ls, 5.4).")
     max_position_embeddings: int | None = _option(None, "Rows of the positional table.")
-    position_encoding: str | None = _option(None, "paper, learned (Table 3, row E), tensor2tensor, fairseq or marian.")
+    position_encoding: str | None = _option(None, f"{', '.join(POSITION_ENCODINGS)} (learned: Table 3, row E).")
     attention_init_gain: float | None = _option(None, "Gain of Glorot's initialisation of W^Q, W^K, W^V (default: 1).")
     norm_position: str | None = _option(None, "LayerNorm after each sub-layer (post, the paper's) or before it (pre).")
     final_layer_norm: bool | None = _option(
@@ -134,10 +127,6 @@ class ModelArguments:
     gnmt_length_penalty: float | None = _option(None, "alpha in the saved generation config (default: 0.6, 6.1).")
     early_stopping: bool | str | None = _option(None, "When a search ends: true, false or never (default: true, 6.1).")
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        check_model(self)
-
     @property
     def saved_tokenizer(self) -> str | None:
         """Where the tokenizer is, if it isn't a new one."""
@@ -145,20 +134,20 @@ class ModelArguments:
 
     def decoding(self) -> dict[str, object]:
         """Returns the fields of the model's generation config that differ from the paper's."""
-        names = ("num_beams", "gnmt_length_penalty", "early_stopping")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given = self._given("num_beams", "gnmt_length_penalty", "early_stopping")
         return given | ({"early_stopping": False} if self.num_beams == 1 else {})  # it is an option of beam search
 
-    def regularization(self) -> dict[str, Any]:
+    def regularization(self) -> dict[str, object]:
         """Returns the fields of the configuration that regularise training, as far as they are given."""
-        names = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+        return self._given("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+
+    def _given(self, *names: str) -> dict[str, object]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def config(self, vocab_size: int, **fields: object) -> VanillaTransformerConfig:
         """Returns the configuration of a new model; `fields` are others that the tokenizer decides."""
         known = {field.name for field in dataclasses.fields(VanillaTransformerConfig)}
-        given = {name: value for name, value in vars(self).items() if name in known and value is not None}
-        given |= TIED.get(self.tied or "", {})
+        given = self._given(*(name for name in vars(self) if name in known)) | TIED.get(self.tied or "", {})
         try:
             return VanillaTransformerConfig.from_preset(self.preset, **{**fields, **given, "vocab_size": vocab_size})
         except Exception as error:  # strict dataclasses raise their own errors
@@ -185,9 +174,8 @@ class ModelArguments:
 class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     """Seq2SeqTrainingArguments with the paper's values (section 5) as defaults, and a few more options."""
 
-    report_to: list[str] = field(
-        default_factory=lambda: ["none"],
-        metadata={"help": "Where to log: tensorboard, wandb, trackio ...; one or several of them, all or none."},
+    report_to: list[str] = _list(
+        "Where to log: tensorboard, wandb, trackio ...; one or several of them, all or none.", "none"
     )
     per_device_train_batch_tokens: int = _option(
         4096,
@@ -212,16 +200,11 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     adam_epsilon: float = _option(1e-9, "Adam's epsilon.")
     max_grad_norm: float = _option(0.0, "Norm that gradients are clipped to; 0: no clipping, as in the paper.")
     predict_with_generate: bool = _option(True, "Translate the validation set at each evaluation, for its scores.")
-    metrics: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": f"Measures of translations: {', '.join(MEASURES)} (default: bleu and chrf; with words and "
-            "characters, exact_match and ser)."
-        },
+    metrics: list[str] = _list(
+        f"Measures of translations: {', '.join(MEASURES)} (default: bleu and chrf; with words and characters, "
+        "exact_match and ser)."
     )
-    include_for_metrics: list[str] = field(
-        default_factory=lambda: ["inputs"], metadata={"help": "Of inputs and loss; samples need inputs."}
-    )
+    include_for_metrics: list[str] = _list("Of inputs and loss; samples need inputs.", "inputs")
     metric_for_best_model: str | None = _option(None, "loss, perplexity or one of metrics' measures (default: loss).")
     greater_is_better: bool | None = _option(None, "Of metric_for_best_model (default: as the metric has it).")
     dropout_warmup_steps: int = _option(

@@ -135,7 +135,7 @@ class DropoutWarmup(TrainerCallback):
 
     def __init__(self, updates: int) -> None:
         self.updates = updates
-        self.rates: list[tuple[nn.Module, str, Any]] = []  # module, attribute, final value
+        self.rates: list[tuple[nn.Module, str, float]] = []  # module, attribute, final value
 
     def on_train_begin(self, *args: object, model: nn.Module, **kwargs: object) -> None:
         """Notes the rates."""

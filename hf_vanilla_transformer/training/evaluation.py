@@ -1,7 +1,6 @@
 """Metrics of evaluations during training: BLEU, chrF and errors of symbols of the translated validation set."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
 
 import datasets
 import numpy as np
@@ -68,7 +67,7 @@ class TranslationMetrics:
         )
         return {name: score.value for name, score in self.scores.items()}
 
-    def why_unmeasurable(self, rows: Iterable[Mapping[str, Any]]) -> str | None:
+    def why_unmeasurable(self, rows: Iterable[Mapping[str, list[int]]]) -> str | None:
         """Returns why BLEU can't measure translations of tokenized rows, or None if it can."""
         labels = (row["labels"] for row in rows if "labels" in row) if "bleu" in self.measures.names else ()
         references = [text for ids in labels for text in self._texts(np.asarray([ids]))]

@@ -15,10 +15,9 @@ from ..checkpoints.loading import load_checkpoint
 from ..data.corpora import read_corpus
 from ..data.formats import Corpus, is_table
 from ..engine import attach_if_supported
-from ..hub.facts import SCORES, Evaluation, RunFacts, Sample, local_name, said_by_author, with_what_was_said
+from ..hub.facts import SCORES, Evaluation, RunFacts, Sample, inherited, local_name, said_by_author, with_what_was_said
 from ..hub.model_card import save_card
 from ..hub.upload import prepare, publish
-from ..plan_vanilla_transformer import Plan
 from ..translation.evaluation import evaluate
 from .arguments import DataArguments
 from .evaluation import TranslationMetrics
@@ -42,7 +41,8 @@ def finish_run(
     args, run = trainer.args, Path(trainer.args.output_dir or "")
     averaged = _checkpoints_to_average(run, args.average_last, say)
     folder = run / f"averaged-{len(averaged)}" if averaged else run
-    said = said_by_author(run) | said_by_author(folder)  # averaging replaces the folder
+    # Averaging replaces the folder.
+    said = inherited(trainer.model.name_or_path) | said_by_author(run) | said_by_author(folder)
     if averaged:
         average_checkpoints(averaged, folder, overwrite=True, trust_remote_code=trust_remote_code)
         # The checkpoints' may be of an earlier start: a resumed run can change it.
@@ -111,7 +111,7 @@ def _score(
         dataset=", ".join(name if is_on_hub(name) else Path(name).name for name in names),
         scores=list(result.scores.values()),
         sentences=result.num_sentences,
-        decoding=str(Plan.of({}, model.generation_config)),
+        decoding=str(result.plan),
         split=part,
     )
     step = max(len(sources) // SAMPLES_PER_CARD, 1)

@@ -1,6 +1,7 @@
 """What options may be: those of transformers that recipes can have, ranges, and what goes together.
 
-Nothing is read here; `preflight` checks what needs files, the Hub or the model.
+All that options alone decide is decided here, before anything is read. `preflight` checks what needs files or the Hub,
+and the trainer what only Python code can give it.
 """
 
 import math
@@ -46,9 +47,15 @@ TIED = {  # which matrices are one
     "decoder": {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": True},
     "none": {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
 }
+PARTS = ("train", "validation", "test")  # of the data
 LOSSES = ("loss", "perplexity")  # criteria that need no translations
 WITHOUT_ARGUMENTS = ("adamw_torch", "adamw_torch_fused", "adafactor")  # optimizers that ignore optim_args
 OF_ANY_MODEL = {"preset", "tokenizer_name_or_path", "model_name_or_path", "embeddings"}  # checked or documented
+
+
+class RecipeError(ValueError):
+    """A recipe or an option that overrides it is wrong; the message names it and the fix."""
+
 
 Range = tuple[str, Callable[[float], bool]]  # what an error says, and whether it contains a value
 _POSITIVE: Range = ("more than 0", lambda value: 0 < value < math.inf)
@@ -65,58 +72,85 @@ RANGES: dict[str, Range] = {
 
 
 def check_ranges(arguments: object) -> None:
-    """Raises a ValueError for numbers out of their range that this package has added, or given another meaning."""
+    """Refuses numbers out of their range that this package has added, or given another meaning."""
     for name, value in vars(arguments).items():
         text, contains = RANGES.get(name, ("", lambda _: True))
         if value is not None and not contains(value):
-            raise ValueError(f"{name} is {value}; give {text}")
+            raise RecipeError(f"{name} is {value}; give {text}")
 
 
-def check_model(model: Any) -> None:
-    """Raises a ValueError for ModelArguments that contradict each other."""
-    if model.early_stopping not in (None, True, False, "never"):
-        raise ValueError(f"early_stopping is {model.early_stopping!r}; give true, false or never")
-    if model.tied is None:
-        return
-    if model.tied not in TIED:
-        raise ValueError(f"tied is {model.tied!r}; give one of {', '.join(TIED)}")
-    if model.tied == "all" and len(model.tokenizer) > 1:
-        raise ValueError("two kinds of tokenizers have two vocabularies; give tied decoder or none, or one kind")
+def _refuse(problems: Mapping[str, object]) -> None:
+    """Raises the first of these errors that applies."""
+    for problem, applies in problems.items():
+        if applies:
+            raise RecipeError(problem)
 
 
 def check_training(args: Any) -> None:
-    """Raises a ValueError for VanillaTransformerTrainingArguments that are wrong in Python code too."""
-    if args.max_steps < 0 and not args.num_train_epochs:
-        raise ValueError(f"max_steps is {args.max_steps}; give num_train_epochs, or max_steps of 0 or more")
-    if args.task not in (None, *TASKS):
-        raise ValueError(f"task is {args.task!r}; give one of {', '.join(TASKS)}")
-    if args.hub_strategy != "end":
-        raise ValueError(f"hub_strategy is {args.hub_strategy}, but only the final model is pushed; leave it out")
-    if args.packed and args.per_device_train_batch_tokens == 0:
-        raise ValueError("packed batches are bounded by tokens; give per_device_train_batch_tokens")
-    if args.packed and args.torch_compile and args.dropout_warmup_steps:
-        raise ValueError("dropout_warmup_steps would compile packed batches at each update; leave torch_compile out")
-    if args.packed and args.torch_compile_mode in ("reduce-overhead", "max-autotune"):
-        raise ValueError("packed batches aren't supported with CUDA graphs; leave torch_compile_mode out")
+    """Refuses VanillaTransformerTrainingArguments that are wrong in Python code too."""
+    compiles = args.torch_compile
+    _refuse({
+        f"max_steps is {args.max_steps}; give num_train_epochs, or max_steps of 0 or more":
+            args.max_steps < 0 and not args.num_train_epochs,
+        f"task is {args.task!r}; give one of {', '.join(TASKS)}": args.task not in (None, *TASKS),
+        f"hub_strategy is {args.hub_strategy}, but only the final model is pushed; leave it out":
+            args.hub_strategy != "end",
+        "packed batches are bounded by tokens; give per_device_train_batch_tokens":
+            args.packed and not args.per_device_train_batch_tokens,
+        "dropout_warmup_steps would compile packed batches at each update; leave torch_compile out":
+            args.packed and compiles and args.dropout_warmup_steps,
+        "packed batches aren't supported with CUDA graphs; leave torch_compile_mode out":
+            args.packed and args.torch_compile_mode in ("reduce-overhead", "max-autotune"),
+        "rdrop_alpha doesn't work with torch.compile; leave torch_compile out":
+            args.rdrop_alpha and compiles and not args.packed,
+        "rdrop_alpha needs the model's own loss; set label_smoothing in the model's configuration instead of "
+        "label_smoothing_factor": args.rdrop_alpha and args.label_smoothing_factor,
+    })  # fmt: skip
 
 
-def check_saved_model(places: Sequence[Mapping[str, object]], given: Mapping[str, object], model: Any) -> None:
-    """Raises a ValueError for options of a new model in the recipe of `model_name_or_path`, which replaces them.
+def check_recipe(places: Sequence[Mapping[str, object]], given: Mapping[str, object], arguments: Any) -> None:
+    """Refuses options that are wrong, or contradict each other so that a run would ignore one, or fail late.
 
-    The last of the places is the command line. Another recipe's are its own model's, whose place the saved one takes.
+    They are `given` in `places`: each recipe, and then the command line.
+    """
+    data, model, args = arguments
+    check_ranges(data)
+    check_ranges(model)
+    _check_saved_model(places, given, model)
+    _check_together(given, data, args)
+    _check_model(data, model)
+
+
+def _check_model(data: Any, model: Any) -> None:
+    _refuse({
+        f"early_stopping is {model.early_stopping!r}; give true, false or never":
+            model.early_stopping not in (None, True, False, "never"),
+        f"tied is {model.tied!r}; give one of {', '.join(TIED)}": model.tied not in (None, *TIED),
+        "two kinds of tokenizers have two vocabularies; give tied decoder or none, or one kind":
+            model.tied == "all" and len(model.tokenizer) > 1,
+        "embeddings are for a new model, and model_name_or_path has its own; leave one out":
+            model.embeddings and model.model_name_or_path,
+    })  # fmt: skip
+    if not model.saved_tokenizer:
+        check_kinds(model.tokenizer, bool(data.feature_columns), model.source_normalization)
+
+
+def _check_saved_model(places: Sequence[Mapping[str, object]], given: Mapping[str, object], model: Any) -> None:
+    """Refuses options of a new model in the recipe of `model_name_or_path`, which replaces them.
+
+    Another recipe's are its own model's, whose place the saved one takes.
     """
     saved, (*recipes, command_line) = "model_name_or_path", places
     together = set().union(command_line, *(recipe for recipe in recipes if saved in recipe))
     used = OF_ANY_MODEL | model.regularization().keys() | model.decoding().keys()
     lost = [name for name in vars(model) if name in given and name in together - used]
     if saved in given and lost:
-        raise ValueError(
+        raise RecipeError(
             f"{', '.join(lost)} would have no effect: {saved} has its own architecture and tokenizer; leave them out"
         )
 
 
-def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any) -> None:
-    """Raises a ValueError for options that contradict each other, where a run would ignore one, or fail late."""
+def _check_together(given: Mapping[str, object], data: Any, args: Any) -> None:
     streaming, evaluates = data.streaming, args.eval_strategy != "no"
     by_tokens = args.per_device_train_batch_tokens > 0
     measured = [*LOSSES, *(MEASURES if args.predict_with_generate and not args.prediction_loss_only else ())]
@@ -124,65 +158,56 @@ def check_together(given: Mapping[str, object], data: Any, model: Any, args: Any
     last, kept = args.average_last, args.save_total_limit or math.inf
     available = get_available_reporting_integrations()
     missing = [name for name in args.report_to if name not in available]
-    problems = {
-        "num_train_epochs and max_steps are both given; set num_train_epochs to 0, or max_steps to -1": (
-            args.num_train_epochs > 0 and given.get("max_steps", -1) != -1
-        ),
-        "a stream has no epochs that could be counted; give max_steps with streaming": (
-            streaming and args.max_steps < 1
-        ),
+    _refuse({
+        "num_train_epochs and max_steps are both given; set num_train_epochs to 0, or max_steps to -1":
+            args.num_train_epochs > 0 and given.get("max_steps", -1) != -1,
+        "a stream has no epochs that could be counted; give max_steps with streaming":
+            streaming and args.max_steps < 1,
         "packed batches need the lengths of all pairs; leave streaming or packed out": streaming and args.packed,
-        "packed batches aren't sorted by length; leave length_tolerance or packed out": (
-            args.packed and args.length_tolerance > 0
-        ),
-        "streaming shuffles sentences only for batches by tokens; give per_device_train_batch_tokens": (
-            streaming and not by_tokens
-        ),
+        "packed batches aren't sorted by length; leave length_tolerance or packed out":
+            args.packed and args.length_tolerance > 0,
+        "streaming shuffles sentences only for batches by tokens; give per_device_train_batch_tokens":
+            streaming and not by_tokens,
         f"a sentence of max_length {data.max_length} may not fit into per_device_train_batch_tokens "
-        f"{args.per_device_train_batch_tokens}; lower the one or raise the other": (
-            streaming and 0 < args.per_device_train_batch_tokens < data.max_length
-        ),
-        "feature_columns are columns of tables; give tables, or write features behind tabs": bool(
-            data.feature_columns and (data.train_source or data.validation_source or data.test_source)
-        ),
-        "embeddings are for a new model, and model_name_or_path has its own; leave one out": bool(
-            model.embeddings and model.model_name_or_path
-        ),
+        f"{args.per_device_train_batch_tokens}; lower the one or raise the other":
+            streaming and 0 < args.per_device_train_batch_tokens < data.max_length,
+        "feature_columns are columns of tables; give tables, or write features behind tabs":
+            data.feature_columns and any(getattr(data, f"{part}_source") for part in PARTS),
         "per_device_train_batch_size has no effect on batches by tokens; set per_device_train_batch_tokens to 0 for "
         "batches of equally many sentences, or leave it out": by_tokens and "per_device_train_batch_size" in given,
-        "lr_scheduler_type reduce_lr_on_plateau and greedy aren't supported by `train`; choose another": (
-            args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
-        ),
-        "lr_scheduler_type constant has no warm-up; set warmup_steps to null, or choose constant_with_warmup": (
-            args.lr_scheduler_type == "constant" and bool(given.get("warmup_steps"))
-        ),
-        f"optim_args has no effect on {args.optimizer}; leave it out (Adam's are adam_beta1, _beta2, _epsilon)": (
-            bool(args.optim_args) and args.optimizer in WITHOUT_ARGUMENTS
-        ),
-        "the paper's learning rate depends on the warm-up; give warmup_steps 1 or more, or learning_rate": (
-            not args.warmup_steps and args.learning_rate is None
-        ),
-        "eval_steps has no effect without eval_strategy steps or epoch": (
-            "eval_steps" in given and "eval_strategy" not in given and not evaluates
-        ),
-        "early_stopping_patience, load_best_model_at_end and save_strategy best need eval_strategy steps or epoch": (
-            args.has_best_checkpoint and not evaluates
-        ),
-        f"metric_for_best_model is {args.criterion!r}, which isn't measured; choose one of: {', '.join(measured)}": (
-            args.metric_for_best_model is not None and args.criterion not in measured
-        ),
-        f"metrics has {', '.join(unknown)}; choose from: {', '.join(MEASURES)}": bool(unknown),
-        "load_best_model_at_end and average_last choose the final model in two ways; leave one of the two out": (
-            args.load_best_model_at_end and last > 0
-        ),
+        "lr_scheduler_type reduce_lr_on_plateau and greedy aren't supported by `train`; choose another":
+            args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"),
+        "lr_scheduler_type constant has no warm-up; set warmup_steps to null, or choose constant_with_warmup":
+            args.lr_scheduler_type == "constant" and given.get("warmup_steps"),
+        f"optim_args has no effect on {args.optimizer}; leave it out (Adam's are adam_beta1, _beta2, _epsilon)":
+            args.optim_args and args.optimizer in WITHOUT_ARGUMENTS,
+        "the paper's learning rate depends on the warm-up; give warmup_steps 1 or more, or learning_rate":
+            not args.warmup_steps and args.learning_rate is None,
+        "eval_steps has no effect without eval_strategy steps or epoch":
+            "eval_steps" in given and "eval_strategy" not in given and not evaluates,
+        "early_stopping_patience, load_best_model_at_end and save_strategy best need eval_strategy steps or epoch":
+            args.has_best_checkpoint and not evaluates,
+        f"metric_for_best_model is {args.criterion!r}, which isn't measured; choose one of: {', '.join(measured)}":
+            args.metric_for_best_model is not None and args.criterion not in measured,
+        f"metrics has {', '.join(unknown)}; choose from: {', '.join(MEASURES)}": unknown,
+        "load_best_model_at_end and average_last choose the final model in two ways; leave one of the two out":
+            args.load_best_model_at_end and last > 0,
         f"average_last is {last}, but save_total_limit keeps {kept} checkpoints; keep at least {last}": kept < last,
         f"average_last is {last}, but save_strategy no saves no checkpoints": last > 0 and args.save_strategy == "no",
         "nothing would be computed in float16 on a CPU; use bf16": args.fp16 and args.device.type == "cpu",
         f"report_to is {', '.join(missing)}, which isn't available; {install('train')} for tensorboard, or choose "
-        f"from: {', '.join(available)}": bool(missing),
-    }
-    for problem, is_wrong in problems.items():
-        if is_wrong:
-            raise ValueError(problem)
-    if not model.saved_tokenizer:
-        check_kinds(model.tokenizer, bool(data.feature_columns), model.source_normalization)
+        f"from: {', '.join(available)}": missing,
+    })  # fmt: skip
+
+
+def check_complete(data: Any, args: Any, *, resume: bool, dry_run: bool) -> None:
+    """Refuses to start a run that lacks a folder or data, or that can't be resumed."""
+    has_data = {part: getattr(data, f"{part}_source") or getattr(data, f"{part}_data") for part in PARTS}
+    evaluates = args.eval_strategy != "no" or args.eval_on_start
+    _refuse({
+        "--dry-run trains in a temporary folder, with no run to resume; leave --resume out": resume and dry_run,
+        "the run needs an output folder: --output-dir outputs/my-run": not args.output_dir,
+        "no training data; give train_source and train_target, or train_data": not has_data["train"],
+        "eval_strategy needs validation_source and validation_target, or validation_data":
+            evaluates and not has_data["validation"],
+    })  # fmt: skip

@@ -21,7 +21,8 @@ from ..errors import first_line
 from ..hub.facts import TARGET_TOKENS
 from ..hub.upload import check_token
 from ..metrics import corpus_bleu
-from .arguments import Arguments, RecipeError
+from .arguments import Arguments
+from .options import PARTS, RecipeError
 from .run_folder import saved
 from .trainer import VanillaTransformerTrainer
 
@@ -31,18 +32,12 @@ TOKENS_OF_REHEARSAL = 4  # of each translation
 
 
 def check_inputs(arguments: Arguments, *, is_new: bool) -> dict[str, Corpus]:
-    """Checks, before any data is read, that a run has a folder, data, a model and its measures; returns the corpora.
+    """Checks, before any data is read, that there are its files, a model and its measures; returns the corpora.
 
     Only a run that begins (`is_new`) reads `embeddings`.
     """
     data, model, args = arguments
-    if not args.output_dir:
-        raise RecipeError("the run needs an output folder: --output-dir outputs/my-run")
-    corpora = {part: data.corpus(part) for part in ("train", "validation", "test")}
-    if not corpora["train"]:
-        raise RecipeError("no training data; give train_source and train_target, or train_data")
-    if (args.eval_strategy != "no" or args.eval_on_start) and not corpora["validation"]:
-        raise RecipeError("eval_strategy needs validation_source and validation_target, or validation_data")
+    corpora = {part: data.corpus(part) for part in PARTS}
     for name in (model.model_name_or_path, model.tokenizer_name_or_path):
         if name and not Path(name).is_dir():
             check_model_on_hub(name)

@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import HfApi
 from transformers import Seq2SeqTrainer
 
-from ..hub.facts import said_by_author, strings, with_what_was_said
+from ..hub.facts import inherited, said_by_author, said_in, with_what_was_said
 from ..hub.model_card import save_card
 from ..hub.upload import Published, PublishError, check_private, hub_errors, prepare, publish
 from .arguments import VanillaTransformerTrainingArguments
@@ -26,7 +26,7 @@ class PushingTrainer(Seq2SeqTrainer):
             raise PublishError("the model has adapters; publish them with PEFT: model.push_to_hub(...) after training")
         with hub_errors(self.args.hub_model_id or Path(self.args.output_dir or "").resolve().name):
             super().init_hf_repo(token, private)
-            if self.hub_model_id is not None and self._is_private(private):
+            if self.hub_model_id is not None and (self.args.hub_private_repo if private is None else private):
                 check_private(HfApi(token=token or self.args.hub_token), self.hub_model_id)
 
     def push_to_hub(
@@ -39,21 +39,11 @@ class PushingTrainer(Seq2SeqTrainer):
     ) -> Published | None:
         """Saves and uploads model, tokenizer, code and card, without files that only training needs.
 
-        Args:
-            commit_message: The commit's first line.
-            token: For the Hub; None: that of the arguments, or the saved one.
-            revision: A branch; None: that of the arguments, or main.
-            private: Whether only its owner may see the repository, so that a public one is refused; None: as the
-                arguments say.
-            **kwargs: Of `create_model_card`: language, license ...
+        Arguments are those of the Trainer's without `blocking`, as it always waits, and of `create_model_card`; a
+        public repository is refused if it has to be private. Errors are those of `prepare` and `publish`.
 
         Returns:
             Where the model is. None in other processes than the main one.
-
-        Raises:
-            PublishError: There is no token, the user may not write there, or it is public already.
-            ConnectionError: The Hub can't be reached, or fails.
-            TypeError: `blocking` is given: it always waits.
         """
         if "blocking" in kwargs:
             raise TypeError("push_to_hub() always waits until all is sent; leave blocking out")
@@ -67,7 +57,7 @@ class PushingTrainer(Seq2SeqTrainer):
         return publish(
             prepare(Path(self.args.output_dir or ""), str(self.hub_model_id)),
             str(self.hub_model_id),
-            private=self._is_private(private),
+            private=bool(self.args.hub_private_repo if private is None else private),
             message=commit_message,
             token=token or self.args.hub_token,
             revision=revision or self.args.hub_revision,
@@ -85,21 +75,11 @@ class PushingTrainer(Seq2SeqTrainer):
     ) -> None:
         """Writes the model's card into the run's folder, and keeps the metadata of an older one there.
 
-        The arguments are those of `Trainer.create_model_card`; languages are ISO 639 codes, `model_name` is the card's
-        title, and others than these are ignored.
+        The arguments are those of `Trainer.create_model_card`; `model_name` is the title, and others are ignored.
         """
-        if self.is_world_process_zero():
-            facts = replace(
-                run_facts(self),
-                title=model_name,
-                languages=strings(language),
-                license=license,
-                tags=strings(tags),
-                base_model=finetuned_from,
-                datasets=strings(dataset_tags),
-            )
-            folder = Path(self.args.output_dir or "")
-            save_card(folder, with_what_was_said(facts, said_by_author(folder)))
-
-    def _is_private(self, private: bool | None) -> bool:
-        return bool(self.args.hub_private_repo if private is None else private)
+        if not self.is_world_process_zero():
+            return
+        folder, said = Path(self.args.output_dir or ""), {"language": language, "license": license, "tags": tags}
+        said |= {"base_model": finetuned_from, "datasets": dataset_tags}
+        facts = replace(run_facts(self), title=model_name, **said_in(said))
+        save_card(folder, with_what_was_said(facts, inherited(self.model.name_or_path) | said_by_author(folder)))

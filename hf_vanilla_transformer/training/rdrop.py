@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .arguments import RecipeError, VanillaTransformerTrainingArguments
+from .arguments import VanillaTransformerTrainingArguments
+from .options import RecipeError
 from .sharding import ShardingTrainer
 
 LOGITS_PER_CHUNK = 2**18  # 1 MiB in float32: half a dozen such tensors stay in the cache
@@ -107,13 +108,10 @@ class RDropTrainer(ShardingTrainer):
         model = self.model
         if not isinstance(model, VanillaTransformerForConditionalGeneration):
             raise RecipeError(f"rdrop_alpha is for this package's model, not {type(model).__name__}; leave it out")
-        if self.label_smoother is not None or self.compute_loss_func is not None:
-            raise RecipeError(
-                "rdrop_alpha needs the model's own loss; set label_smoothing in the model's configuration instead of "
-                "label_smoothing_factor, and leave compute_loss_func out"
-            )
-        if (self.args.torch_compile and not self.args.packed) or model._compiled_call_impl is not None:
-            raise RecipeError("rdrop_alpha doesn't work with torch.compile; leave torch_compile out")
+        if self.compute_loss_func is not None:
+            raise RecipeError("rdrop_alpha needs the model's own loss; leave compute_loss_func out")
+        if model._compiled_call_impl is not None:
+            raise RecipeError("rdrop_alpha doesn't work with torch.compile; give the model as it is")
         if self.is_fsdp_enabled:
             raise RecipeError("rdrop_alpha needs the complete model in each process; train without FSDP")
 

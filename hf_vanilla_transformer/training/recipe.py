@@ -14,8 +14,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from ..errors import did_you_mean
-from .arguments import Arguments, DataArguments, ModelArguments, RecipeError, VanillaTransformerTrainingArguments
-from .options import UNSUPPORTED, check_saved_model, check_together
+from .arguments import Arguments, DataArguments, ModelArguments, VanillaTransformerTrainingArguments
+from .options import UNSUPPORTED, RecipeError, check_recipe
 
 RECIPES = Path(__file__).with_name("recipes")  # the package's; they have names
 NULL = ("null", "~", None)  # stand for an option's default
@@ -88,18 +88,10 @@ class _Loader(yaml.BaseLoader):
 
 
 def parse_recipe(paths: Iterable[str | Path] = (), overrides: Mapping[str, object] | None = None) -> Arguments:
-    """Reads recipes and the options that override them.
+    """Reads recipes, by their paths or names, and the options that override them; returns the run's arguments.
 
-    Args:
-        paths: YAML files, or names of the package's recipes. They map options to values; `null` means the default.
-            Later recipes override earlier ones.
-        overrides: Options and values, which may be text as on the command line.
-
-    Returns:
-        The arguments of the data, of the model and of the training.
-
-    Raises:
-        RecipeError: A file is not a recipe, or an option is unknown, isn't supported or has a value of the wrong type.
+    Later recipes override earlier ones. `null` means an option's default, and values may be text as on the command
+    line. A RecipeError says what is wrong.
     """
     places = [*(_named(_read(Path(path)), f"{path}: ") for path in paths), _named(overrides or {})]
     values = {name: value for place in places for name, value in place.items()}
@@ -111,8 +103,7 @@ def parse_recipe(paths: Iterable[str | Path] = (), overrides: Mapping[str, objec
             ModelArguments(**model),
             VanillaTransformerTrainingArguments(**{"output_dir": "", **training}),
         )
-        check_saved_model(places, given, arguments[1])
-        check_together(given, *arguments)
+        check_recipe(places, given, arguments)
     # transformers checks that options are compatible, with errors of many kinds
     except (ValueError, TypeError, ImportError, OSError, RuntimeError) as error:
         raise RecipeError(" ".join(str(error).split())) from error

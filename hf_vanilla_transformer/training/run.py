@@ -27,10 +27,11 @@ from ..data.vectors import use_vectors
 from ..engine.memory import keep_freed_memory
 from ..errors import first_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .arguments import Arguments, RecipeError
+from .arguments import Arguments
 from .callbacks import Console
 from .evaluation import TranslationMetrics, by_length, measures_of
 from .finish import finish_run
+from .options import RecipeError, check_complete
 from .preflight import check_inputs, measured, preflight
 from .run_facts import run_facts
 from .run_folder import (
@@ -79,8 +80,7 @@ class Run:
 
     def check(self) -> None:
         """Checks what can be checked before any data is read."""
-        if self.resume and self.dry_run:
-            raise RecipeError("--dry-run trains in a temporary folder, with no run to resume; leave --resume out")
+        check_complete(self.data, self.args, resume=self.resume, dry_run=self.dry_run)
         self.corpora = check_inputs(self.arguments, is_new=not self.resume)
         if self.main and not self.dry_run:
             check_folder(self.arguments, resume=self.resume)
@@ -248,9 +248,9 @@ class Run:
     def _model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         model: PreTrainedModel
         if name := self.model.model_name_or_path:
-            regularization = self.model.regularization()
+            fields = self.model.regularization()
             # Half precision is too coarse for updates; bf16 and fp16 train in mixed precision.
-            model = load_model(name, dtype=torch.float32, trust_remote_code=self.trust_remote_code, **regularization)
+            model = load_model(name, dtype=torch.float32, trust_remote_code=self.trust_remote_code, fields=fields)
             if self.model.tokenizer_name_or_path is None:
                 check_tokenizer(tokenizer, model.config, name)
             is_ours = model.config.model_type == VanillaTransformerConfig.model_type

@@ -16,7 +16,8 @@ from ..checkpoints.completeness import RECIPE, TRAINER_STATE, last_complete_chec
 from ..checkpoints.files import check_links, write_text
 from ..checkpoints.headers import read_json
 from ..errors import CheckpointError, first_line
-from .arguments import Arguments, DataArguments, ModelArguments, RecipeError
+from .arguments import Arguments, DataArguments, ModelArguments
+from .options import RecipeError
 
 TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains
 LOCK = "run.lock"
@@ -168,16 +169,10 @@ def save_model(trainer: Trainer, folder: Path) -> None:
 
 
 def read_log(run: str | Path) -> list[dict[str, float]]:
-    """Reads the log of a run: all of it, or up to its last complete checkpoint if it is still training.
+    """Returns what the Trainer logged in a run, by its folder or its trainer_state.json, in order.
 
-    Args:
-        run: The run's output folder, or its trainer_state.json.
-
-    Returns:
-        What the Trainer logged, in order: `step`, and numbers such as `loss` or `eval_bleu`.
-
-    Raises:
-        RecipeError: There is no such folder, no log in it, or the log is damaged.
+    While it is training, that is up to its last complete checkpoint. An entry has `step`, and numbers such as `loss` or
+    `eval_bleu`.
     """
     file = Path(run) if Path(run).is_file() else Path(run, TRAINER_STATE)
     if not file.is_file() and (checkpoint := last_complete_checkpoint(Path(run))) is not None:

@@ -11,7 +11,7 @@ from transformers import Seq2SeqTrainer
 
 from ..checkpoints.headers import tensors_in
 from ..errors import CheckpointError
-from .arguments import RecipeError
+from .options import RecipeError
 
 
 class ShardingTrainer(Seq2SeqTrainer):

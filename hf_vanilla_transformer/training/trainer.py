@@ -36,9 +36,10 @@ from ..errors import CheckpointError, first_line
 from ..hub.facts import TARGET_TOKENS
 from ..metrics import Score
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .arguments import RecipeError, VanillaTransformerTrainingArguments
+from .arguments import VanillaTransformerTrainingArguments
 from .callbacks import Divergence, DropoutWarmup, in_any_process
 from .evaluation import TranslationMetrics
+from .options import RecipeError
 from .pushes import PushingTrainer
 from .rdrop import RDropTrainer
 from .schedule import count_from_one, peak_learning_rate, set_rates
@@ -252,11 +253,13 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         return kind(*lengths, args.per_device_train_batch_tokens, **place, **order)
 
     def _stream(self, dataset: datasets.IterableDataset) -> TokenBudgetStream:
-        args, window = self.args, self.args.shuffle_buffer_size
+        args, seed, window = self.args, self.args.seed_of_data, self.args.shuffle_buffer_size
         own = split_dataset_by_node(dataset, args.process_index, args.world_size)
-        shuffled = own.shuffle(seed=args.seed_of_data, buffer_size=window)
-        order: dict[str, Any] = {"length_tolerance": args.length_tolerance, "seed": args.seed_of_data}
-        return TokenBudgetStream(shuffled, args.per_device_train_batch_tokens, window, **order)
+        shuffled = own.shuffle(seed=seed, buffer_size=window)
+        tolerance = args.length_tolerance
+        return TokenBudgetStream(
+            shuffled, args.per_device_train_batch_tokens, window, length_tolerance=tolerance, seed=seed
+        )
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
@@ -419,9 +422,7 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         try:
             with (
                 paused_shortcuts(self.model),  # first, as the engine doesn't attach to a model with them
-                engine.attach_if_supported(self.model, allow_autocast=True)
-                if self.args.predict_with_generate
-                else nullcontext(),
+                engine.attach_if_supported(self.model) if self.args.predict_with_generate else nullcontext(),
             ):
                 output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         finally:

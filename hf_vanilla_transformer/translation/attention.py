@@ -7,13 +7,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from ..plan_vanilla_transformer import Plan
-from .backend import Backend
-from .decoding import check_model, source_limit, target_encoder
-from .division import encode_within
-from .engine_backend import EngineBackend
-from .languages import set_languages
-from .reading import begun, encoder, namers
+from .backend import Call
+from .decoding import backend_of, target_encoder
+from .languages import begun, check_target_codes
+from .reading import Encode, encode_within, encoder, namers
 
 # Weights grow with the square of the length, and no picture shows that many tokens.
 MAX_TOKENS = 512
@@ -54,7 +51,7 @@ def attention_of(
         tokenizer: Its tokenizer.
         source: The sentence.
         target: The translation that the model is forced to write; None: its own, by its generation config.
-        **languages: `src_lang`, `tgt_lang` and `source_prefix` as for `decode`.
+        **languages: `src_lang`, `tgt_lang` and `source_prefix` as for a `Call`.
 
     Raises:
         TypeError: A text is not a string.
@@ -62,24 +59,26 @@ def attention_of(
             positions, weights are NaN or infinite, the model has several languages and they aren't given, or it shows
             no attention weights.
     """
-    check_model(model)
-    if isinstance(model, Backend):
+    backend = backend_of(model, tokenizer)
+    if backend is model:
         raise ValueError("a model in CTranslate2's format shows no attention weights; give the model itself")
     _check("source", source)
     if target is not None:
         _check("target", target)
-    with set_languages(tokenizer, EngineBackend(model, tokenizer), {}, [source], 0, **languages) as (begin, options):
-        plan = Plan.of(options, model.generation_config)
-        source_ids = _token_ids(model, tokenizer, "source", begun(tokenizer, source, begin), plan)
-        forced = None if target is None else _token_ids(model, tokenizer, "target", target, plan)
+    call = Call.of(backend, tokenizer, languages)
+    check_target_codes(tokenizer, [source], needed=call.languages.asked["tgt_lang"] is None)
+    with call.languages.read_by(tokenizer):
+        text, read = begun(tokenizer, source, call.languages.begin), target_encoder(call.plan, tokenizer)
+        source_ids = _token_ids(encoder(tokenizer), "source", text, call.limit)
+        forced = None if target is None else _token_ids(read, "target", target, call.limit)
     with torch.no_grad():
         inputs = torch.tensor([source_ids], device=model.device)
         batch = {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
         if forced is None:
-            found = model.generate(**batch, **options, num_return_sequences=1, return_dict_in_generate=False)
+            found = model.generate(**batch, **call.options, num_return_sequences=1, return_dict_in_generate=False)
             sequence = found[0].tolist()
         else:  # the start token, and the target
-            sequence = [plan.start, *forced]
+            sequence = [call.plan.start, *forced]
         read, predicted = sequence[:-1], sequence[1:]
         decoder_inputs = torch.tensor([read], device=model.device)
         output = model(**batch, decoder_input_ids=decoder_inputs, output_attentions=True, use_cache=False)
@@ -101,15 +100,11 @@ def _check(name: str, text: object) -> None:
         raise ValueError(f"{name} is empty; give a sentence{fix}")
 
 
-def _token_ids(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, text: str, plan: Plan
-) -> list[int]:
+def _token_ids(read: Encode, name: str, text: str, limit: int) -> list[int]:
     """Tokenizes the source or the target; `name` says which."""
-    limit = min(MAX_TOKENS, source_limit(model, None, tokenizer))
-    read = encoder(tokenizer) if name == "source" else target_encoder(plan, tokenizer)
-    (ids,) = encode_within(read, [text], limit)
+    (ids,) = encode_within(read, [text], min(MAX_TOKENS, limit))
     if ids is None:
-        raise ValueError(f"{name} has more than {limit:,} tokens; give one sentence of it")
+        raise ValueError(f"{name} has more than {min(MAX_TOKENS, limit):,} tokens; give one sentence of it")
     return ids
 
 

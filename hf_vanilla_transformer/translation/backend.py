@@ -1,20 +1,25 @@
-"""What translating needs of a model, and the batches that it gets."""
+"""What a call asks for, what decodes it, and the translations that it gets."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..plan_vanilla_transformer import DEFAULTS, KNOWN, LENGTHS, WITHOUT_EFFECT, Plan
-from .reading import Segment
+from ..errors import did_you_mean
+from ..plan_vanilla_transformer import DEFAULTS, KNOWN, LENGTHS, WITHOUT_EFFECT, Plan, settings_in
+from .division import check_splitting
+from .languages import Languages
+from .reading import Namer, Segment, namers
 from .spelling import Spelling
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-LEAST_SCORE = -1e8  # of a hypothesis: places that hold none have transformers' -1e9
+# Longest source that is translated as one. Sentences are far shorter, and attention to this many tokens takes some
+# megabytes per head.
+MAX_SOURCE_TOKENS = 1_024
 MAX_NEW_TOKENS = 512  # of another package's model whose settings name no limit: transformers would cut at 20
 # The largest values of options that count something: beyond, a slip would only stall the machine.
 LARGEST = {
@@ -68,21 +73,15 @@ class Translation:
     num_unknown: int = 0
 
 
-Found = tuple[list[int], list[list[Translation]]]  # places of some segments, and the translations of each
+class Found(NamedTuple):
+    """What a search found for a segment."""
+
+    tokens: list[int]  # that the model wrote, without those of a prefix
+    score: float | None = None
+    attention: Any = None  # of each token to the source's, (T, S)
 
 
-@dataclass(frozen=True)
-class DecodingJob:
-    """Segments to translate, and how: all as for `decode`, and the `plan` of its options."""
-
-    tokenizer: "PreTrainedTokenizerBase"
-    segments: list[Segment]
-    plan: Plan
-    options: dict[str, Any]
-    has_scores: bool  # whether translations have their scores, as n-best lists do
-    batch_size: int | None
-    batch_tokens: int | None
-    spelling: Spelling
+Batch = tuple[list[int], list[list[Found]]]  # places of some segments, and what was found for each, the best first
 
 
 class Backend(ABC):
@@ -102,41 +101,26 @@ class Backend(ABC):
         """Names that options of `generate()` may have; the backend may lack some."""
         return {*KNOWN, *WITHOUT_EFFECT, *DEFAULTS}
 
-    def plan(
-        self,
-        options: dict[str, Any],
-        n_best: int | None = None,
-        alignments: bool = False,
-        barred: tuple[int, ...] = (),
-    ) -> Plan:
-        """Resolves how a call of `decode` decodes, with more `barred` tokens; raises `ValueError` for what it lacks."""
-        check_generation(options, self.generation_config)
-        plan = Plan.of(options, self.generation_config)
-        if not self.is_own and plan.limit[0] == "default":
-            plan = replace(plan, limit=("max_new_tokens", min(MAX_NEW_TOKENS, self.positions or MAX_NEW_TOKENS)))
-        if plan.num_hypotheses > plan.num_beams and not plan.others:  # samples may be as many as one likes
-            raise ValueError(f"num_return_sequences is {plan.num_hypotheses}, more than num_beams, {plan.num_beams}")
-        if n_best is not None:
-            check_number("n_best", n_best)
-            if plan.num_beams < (least := max(n_best, 2)):
-                raise ValueError(
-                    f"n_best={n_best} needs a beam search of at least {least} beams, and num_beams is "
-                    f"{plan.num_beams}; raise num_beams"
-                )
-            plan = replace(plan, num_hypotheses=plan.num_beams)  # some may be one text
-        barred = tuple(dict.fromkeys((*plan.barred, *barred)))
-        plan = replace(plan, alignments=plan.alignments or alignments, barred=barred)
-        if (reason := self.unsupported(plan)) is not None:
-            raise ValueError(reason)
-        return plan
+    def source_limit(self, tokenizer: "PreTrainedTokenizerBase", max_tokens: int | None = None) -> int:
+        """Returns how many tokens a source may have to be translated as one.
+
+        It is `max_tokens`, or else the tokenizer's `model_max_length`, at most 1,024; or the model's number of
+        positions if that is less. The paper's sinusoids have no end.
+        """
+        limit = max_tokens or min(MAX_SOURCE_TOKENS, int(getattr(tokenizer, "model_max_length", MAX_SOURCE_TOKENS)))
+        return limit if self.positions is None else min(limit, self.positions)
 
     @abstractmethod
-    def unsupported(self, plan: Plan) -> str | None:
-        """Says which setting of a plan the backend lacks, and why, or None."""
+    def unsupported(self, call: "Call") -> str | None:
+        """Says what of a call the backend lacks, and why, or None."""
 
     @abstractmethod
-    def search(self, job: DecodingJob) -> Iterator[Found]:
-        """Translates the segments of a job, in any order; for n-best lists, into all that each search found."""
+    def search(self, call: "Call", segments: list[Segment]) -> Iterator[Batch]:
+        """Searches for translations of segments, in any order."""
+
+    def namers(self, tokenizer: "PreTrainedTokenizerBase") -> tuple[Namer, Namer]:
+        """Returns what names the tokens of a source, and those of a target."""
+        return namers(tokenizer)
 
     @abstractmethod
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
@@ -156,25 +140,180 @@ def tasks_in(config: Any) -> dict[str, Any]:
     return {name: settings for name, settings in tasks.items() if name.startswith("translation_")}
 
 
-# ---- Options ----
+# ---- Calls ----
+LANGUAGES = ("src_lang", "tgt_lang", "source_prefix")
+UNKNOWN = ("error", "keep", "ignore")  # what becomes of unknown symbols
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call asks for, resolved and checked once by `Call.of`; all that translates takes it.
+
+    Options of a call are `src_lang`, `tgt_lang` and `source_prefix`, those from `n_best` on, and all of `generate()`;
+    None: as if it weren't given, and for those of `generate()`, what the generation config says is off.
+
+    Attributes:
+        backend: What decodes.
+        tokenizer: The model's.
+        plan: How it decodes.
+        languages: How it is told the languages. `src_lang` is the source language, for a model of several, by the name
+            that its tokenizer has for it: "eng_Latn" (NLLB), "en" (M2M100), "en_XX" (mBART), or that of a T5's tasks;
+            None: the tokenizer's, if it was given. `tgt_lang`: the target language, as well, or that of an OPUS-MT
+            model: "deu" or ">>deu<<"; a sentence that begins with a code keeps it. `source_prefix`: what each source
+            begins with, such as T5's "translate English to German: ".
+        spelling: How what it writes becomes text.
+        options: Those for `generate()`; lengths are those of a piece.
+        n_best: Different translations per sentence, of a beam search at least as wide. One with fewer is searched again
+            with two, then four times the beams, and gets the best of all. None: the best, without its score.
+        alignments: Whether translations have their alignments; only models of this package have them.
+        prefix: What translations have to begin with: a string for all, or a list with one for each sentence. White
+            space at its end doesn't count. It should end with a word: the model continues with a new token.
+        split_sentences: The language of the sentences in two letters (ISO 639-1), by whose rules each is first split
+            (needs sentencex); the translations are joined, with line breaks and indents where they were. None: no
+            splitting.
+        batch_size: Sentences at a time at most; None: as many as `batch_tokens` allows.
+        batch_tokens: Padded source tokens at a time, times beams, at most; a longer sentence is a batch by itself.
+            None: 4,096, or what suits the backend.
+        max_source_tokens: Tokens of a source that is translated as one, at most; None: 1,024, or the tokenizer's
+            `model_max_length` if it is less. The model's positions may end earlier. A longer source is divided into
+            pieces of at most 256 tokens at the ends of its sentences, else at white space, else anywhere; the
+            translations are joined.
+        unknown: What becomes of symbols that the tokenizer doesn't know: "keep" (default): the model reads its unknown
+            token, and each such symbol is logged once; "ignore": they are left out; "error".
+        unknown_target: What becomes of unknown tokens that the model writes: "mark" (default): the text shows the
+            tokenizer's unknown token; "drop": they are left out; "avoid": the model never chooses them (in beam search,
+            the backend "ctranslate2" then gives their probability to the others). A warning has their number.
+        progress: Called with the number of sentences done since its last call.
+        on_division: Called with the index and the number of pieces of each sentence that is too long; None: a warning.
+    """
+
+    backend: Backend
+    tokenizer: "PreTrainedTokenizerBase"
+    plan: Plan
+    languages: Languages
+    spelling: Spelling
+    options: Mapping[str, Any]
+    n_best: int | None = None
+    alignments: bool = False
+    prefix: str | Sequence[str] | None = None
+    split_sentences: str | None = None
+    batch_size: int | None = None
+    batch_tokens: int | None = None
+    max_source_tokens: int | None = None
+    unknown: str = "keep"
+    unknown_target: str | None = None
+    progress: Callable[[int], object] = lambda number: None
+    on_division: Callable[[int, int], object] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        backend: Backend,
+        tokenizer: "PreTrainedTokenizerBase",
+        options: Mapping[str, Any],
+        usual: Mapping[str, str | None] = MappingProxyType(dict.fromkeys(LANGUAGES)),  # languages of its translator
+    ) -> "Call":
+        """Resolves the options of a call.
+
+        Raises:
+            TypeError: There is no such option.
+            ValueError: The model is in training mode, lacks alignments or a language, or has several and none is given;
+                an option is too large, or the backend lacks it; `n_best` is below 1 or above the number of beams, or
+                there is only one beam.
+        """
+        check_model(backend)
+        given = _renamed(options)
+        asked = {name: given.pop(name) for name in LANGUAGES if name in given}
+        own = {name: given.pop(name) for name in OWN if name in given}
+        own = {name: value for name, value in own.items() if value is not None}
+        for name in ("n_best", "batch_size", "batch_tokens", "max_source_tokens"):
+            check_number(name, own.get(name))
+        if (language := own.get("split_sentences")) is not None:
+            check_splitting(language)
+        if (how := own.get("unknown", "keep")) not in UNKNOWN:
+            raise ValueError(f"unknown is {how!r}; give one of {', '.join(UNKNOWN)}")
+        _check_names(backend, given)
+        config = backend.generation_config
+        languages = Languages.of(tokenizer, asked, usual, given, config, backend.tasks)
+        given |= languages.settings
+        spelling = Spelling.of(tokenizer, config, own.get("unknown_target"))
+        plan = _plan(backend, given, own.get("n_best"), bool(own.get("alignments")), spelling.barred)
+        call = cls(backend, tokenizer, plan, languages, spelling, given, **own)
+        if (reason := backend.unsupported(call)) is not None:
+            raise ValueError(reason)
+        return call
+
+    @property
+    def limit(self) -> int:
+        """Tokens of a source that is translated as one, at most."""
+        return self.backend.source_limit(self.tokenizer, self.max_source_tokens)
+
+
+OWN = tuple(one.name for one in fields(Call) if one.default is not MISSING)  # options that aren't for `generate()`
+
+
+def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a call's options with those of `generate()` that a `Call` has under another name renamed."""
+    renamed = dict(options)
+    if renamed.get("output_alignments"):
+        renamed["alignments"] = renamed.pop("output_alignments")
+    if isinstance(count := renamed.get("num_return_sequences"), int) and count > 1:
+        del renamed["num_return_sequences"]
+        renamed["n_best"] = count if renamed.get("n_best") is None else renamed["n_best"]
+    return renamed
+
+
+def _check_names(backend: Backend, options: Mapping[str, Any]) -> None:
+    """Raises `TypeError` for an option, or one of a `generation_config` among them, with a name that nothing reads.
+
+    transformers finds the former only when it decodes, and the latter never.
+    """
+    of_config = [name for name in settings_in(options.get("generation_config")) if not name.startswith("_")]
+    known = {*backend.option_names, *settings_in(backend.generation_config)}
+    for name in (*options, *of_config):
+        if name not in known:
+            raise TypeError(f"there is no option {name!r}{did_you_mean(name, {*known, *LANGUAGES, *OWN})}")
+
+
+def _plan(
+    backend: Backend, options: Mapping[str, Any], n_best: int | None, alignments: bool, barred: tuple[int, ...]
+) -> Plan:
+    """Resolves how a call decodes, with more `barred` tokens; raises `ValueError`."""
+    config = settings_in(options.get("generation_config") or backend.generation_config)
+    has_length = any(options.get(name) is not None for name in LENGTHS)
+    for name in ("num_beams", "num_return_sequences", *LENGTHS):  # which multiply the work
+        if name in options:
+            check_number(name, options[name])
+        elif not (has_length and name in LENGTHS):
+            check_number(name, config.get(name), " of the generation config")
+    plan = Plan.of(options, backend.generation_config)
+    if not backend.is_own and plan.limit[0] == "default":
+        plan = replace(plan, limit=("max_new_tokens", min(MAX_NEW_TOKENS, backend.positions or MAX_NEW_TOKENS)))
+    if plan.num_hypotheses > plan.num_beams and not plan.others:  # samples may be as many as one likes
+        raise ValueError(f"num_return_sequences is {plan.num_hypotheses}, more than num_beams, {plan.num_beams}")
+    if n_best is not None:
+        if plan.num_beams < (least := max(n_best, 2)):
+            raise ValueError(
+                f"n_best={n_best} needs a beam search of at least {least} beams, and num_beams is {plan.num_beams}; "
+                "raise num_beams"
+            )
+        plan = replace(plan, num_hypotheses=plan.num_beams)  # some may be one text
+    barred = tuple(dict.fromkeys((*plan.barred, *barred)))
+    return replace(plan, alignments=plan.alignments or alignments, barred=barred)
+
+
+def check_model(model: "PreTrainedModel | Backend") -> None:
+    """Raises `ValueError` for a model in training mode."""
+    if model.training:
+        raise ValueError("the model is in training mode, where dropout changes its output; call model.eval() first")
+
+
 def check_number(name: str, value: object, where: str = "") -> None:
     """Checks an option that counts something, one of `LARGEST`, or None; raises `ValueError`."""
     least = 0 if name == "max_extra_length" else 1
     is_within = isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST[name]
     if value is not None and not is_within:
         raise ValueError(f"{name}{where} is {value!r}; it has to be an integer from {least} to {LARGEST[name]:,}")
-
-
-def check_generation(options: Mapping[str, object], generation_config: Any) -> None:
-    """Checks the options of `generate()` that multiply its work, given or else of the generation config."""
-    config = options.get("generation_config") or generation_config
-    own = config if isinstance(config, Mapping) else vars(config)
-    has_length = any(options.get(name) is not None for name in LENGTHS)
-    for name in ("num_beams", "num_return_sequences", *LENGTHS):
-        if name in options:
-            check_number(name, options[name])
-        elif not (has_length and name in LENGTHS):
-            check_number(name, own.get(name), " of the generation config")
 
 
 # ---- Batches ----

@@ -31,8 +31,9 @@ from ..checkpoints.kinds import CONFIG, GENERATION_CONFIG
 from ..errors import CheckpointError, first_line, named
 from ..interop.ctranslate2_settings import lacking_settings, never_chosen
 from ..plan_vanilla_transformer import GNMTLengthPenalty, Plan
-from .backend import LEAST_SCORE, Alignment, Backend, DecodingJob, Found, Translation, batches_of, tasks_in
-from .reading import Segment
+from .backend import Backend, Batch, Call, Found, batches_of, tasks_in
+from .ctranslate2_folder import read_others, settings_of
+from .reading import Namer, Segment
 
 if TYPE_CHECKING:  # an extra, and what a folder in its format is translated without
     from ctranslate2 import AsyncTranslationResult, TranslationResult
@@ -64,12 +65,12 @@ TOLERANCE = 1e-3  # of log-probabilities, in float32
 class PendingBatch:
     """Segments that CTranslate2's translator `pool` is translating; their prefixes have one length."""
 
-    def __init__(self, model: "CTranslate2Backend", pool: "Pool", segments: list[Segment], job: DecodingJob) -> None:
-        self._model, self._pool, self._segments, self._plan, self._job = model, pool, segments, job.plan, job
-        self._is_end_forced = bool(job.plan.forced_end)  # as the last one that fits
+    def __init__(self, model: "CTranslate2Backend", pool: "Pool", segments: list[Segment], plan: Plan) -> None:
+        self._model, self._pool, self._segments, self._plan = model, pool, segments, plan
+        self._is_end_forced = bool(plan.forced_end)  # as the last one that fits
         self._limits = list(map(self._limit, segments))
         # length^exponent grows as the penalty does, at the sources' mean length.
-        self._exponent = job.plan.length_penalty
+        self._exponent = plan.length_penalty
         if isinstance(self._exponent, GNMTLengthPenalty):
             length = sum(len(segment.token_ids) for segment in segments) / len(segments)
             self._exponent = self._exponent * length / (5 + length)
@@ -93,7 +94,7 @@ class PendingBatch:
         begins = [segment.prefix[1:] or (() if forced is None else (forced,)) for segment in segments]
         limit = max(self._limits[place] for place in places)
         results: list[AsyncTranslationResult] = self._pool.translate_batch(
-            [[model.source[token] for token in segment.token_ids] for segment in segments],
+            [model.source_tokens(segment.token_ids) for segment in segments],
             [[model.target[token] for token in begin] for begin in begins] if begins[0] else None,
             asynchronous=True,
             beam_size=plan.num_beams,
@@ -102,7 +103,9 @@ class PendingBatch:
             max_input_length=0,  # otherwise sources are cut at 1,024 tokens
             max_decoding_length=limit,
             # A beginning that the model is made to write is part of the translation, a prefix isn't.
-            min_decoding_length=min(len(segments[0].prefix[1:]) + (plan.min_new_tokens or 0), limit),
+            min_decoding_length=min(
+                len(segments[0].prefix[1:]) + max(plan.min_new_tokens or 0, model.least_length), limit
+            ),
             suppress_sequences=never_chosen(plan, model.target) or None,
             return_scores=plan.num_beams > 1,
             return_attention=plan.alignments,
@@ -110,8 +113,8 @@ class PendingBatch:
         )
         return results
 
-    def translations(self) -> list[list[Translation]]:
-        """Waits for the best translations of each segment, by the model's own penalty.
+    def found(self) -> list[list[Found]]:
+        """Waits for what is found for each segment, the best by the model's own penalty first.
 
         Beam searches that reach their segment's own limit are repeated within it: in a batch with a longer limit,
         hypotheses of this length go on; here, they end.
@@ -127,41 +130,29 @@ class PendingBatch:
                 results[place] = again.result()
         return [self._ranked(*row) for row in zip(self._segments, results, self._limits, strict=True)]
 
-    def _ranked(self, segment: Segment, result: "TranslationResult", limit: int) -> list[Translation]:
-        rows = [tokens[:limit] for tokens in result.hypotheses]
-        counts = [self._count(segment, tokens, limit) for tokens in rows]
-        scores, best = [0.0], [0]
-        if any(result.scores or ()):  # greedy search has none, nor has a source without tokens
-            scores = [
-                score * len(tokens) ** self._exponent / count**self._plan.length_penalty
-                for tokens, score, count in zip(result.hypotheses, result.scores, counts, strict=True)
-            ]
-            best = sorted(range(len(scores)), key=lambda number: -scores[number])
-        if not self._job.has_scores:
-            best = best[:1]
-        kept = [one for one in best if one == best[0] or scores[one] > LEAST_SCORE]
-        shown = result.attention or [None] * len(rows)
-        return [self._translation(segment, rows[one], counts[one], scores[one], shown[one]) for one in kept]
+    def _ranked(self, segment: Segment, result: "TranslationResult", limit: int) -> list[Found]:
+        if not any(result.scores or ()):  # greedy search has none, nor has a source without tokens
+            return [self._found(segment, result, 0, limit)]
+        rows = [self._found(segment, result, number, limit) for number in range(len(result.hypotheses))]
+        scores = [
+            score * len(tokens) ** self._exponent / len(one.tokens) ** self._plan.length_penalty
+            for one, tokens, score in zip(rows, result.hypotheses, result.scores, strict=True)
+        ]
+        ranked = [one._replace(score=score) for one, score in zip(rows, scores, strict=True)]
+        return sorted(ranked, key=lambda one: -(one.score or 0.0))
 
-    def _count(self, segment: Segment, tokens: list[str], limit: int) -> int:
-        """Counts what the model wrote, with an end that is forced behind a cut."""
-        is_cut = len(tokens) == limit and tokens[-1] != self._model.end
-        return len(tokens) - len(segment.prefix[1:]) + (is_cut and self._is_end_forced)
-
-    def _translation(
-        self, segment: Segment, tokens: list[str], count: int, score: float, attention: list[list[float]] | None
-    ) -> Translation:
-        ids, prompt = [self._model.ids[token] for token in tokens], len(segment.prefix[1:])
-        spelling, alignment = self._job.spelling, None
-        if attention is not None:
-            source = tuple(self._model.source[token] for token in segment.token_ids)
-            weights: Any = np.array(attention[prompt : len(tokens)], dtype=np.float32).reshape(-1, len(source))
+    def _found(self, segment: Segment, result: "TranslationResult", number: int, limit: int) -> Found:
+        model, prompt, tokens = self._model, len(segment.prefix[1:]), result.hypotheses[number][:limit]
+        ids = [model.ids[token] for token in tokens[prompt:]]
+        weights: Any = None
+        if result.attention:
+            shape = -1, len(model.source_tokens(segment.token_ids))
+            weights = np.array(result.attention[number][prompt : len(tokens)], dtype=np.float32).reshape(shape)
             with suppress(ImportError):  # where an exported model runs without it, this is numpy's
                 weights = import_module("torch").from_numpy(weights)
-            sides = tuple(segment.token_ids), tuple(ids[prompt:])
-            alignment = Alignment(source, tuple(tokens[prompt:]), weights, *sides)
-        score_shown, unknown = score if self._job.has_scores else None, spelling.count(ids[prompt:])
-        return Translation(spelling.text(ids), count, score_shown, alignment, unknown)
+        if self._is_end_forced and len(tokens) == limit and tokens[-1] != model.end:  # behind a cut
+            ids.append(model.ids[model.end])
+        return Found(ids, 0.0, weights)
 
 
 class CTranslate2Backend(Backend):
@@ -177,20 +168,23 @@ class CTranslate2Backend(Backend):
     """
 
     name = "ctranslate2"
+    config: dict[str, Any]
+    source: list[str]
+    target: list[str]
+    adds_end = False  # whether CTranslate2 ends sources, which the tokenizer does, too
+    least_length = 0  # of translations; CTranslate2's own default, for models of others, is 1
 
     def __init__(
         self, folder: Path, device: str = "cpu", compute_type: str = "default", threads: int | None = None
     ) -> None:
         self.device, self.name_or_path = device, str(folder)
-        self.generation_config, self.config = _read(folder, GENERATION_CONFIG), _read(folder, CONFIG)
-        if missing := {"max_position_embeddings", "num_parameters"} - self.config.keys():
-            raise CheckpointError(f"{folder / CONFIG} has no {min(missing)}; {FIX}")
+        if (found := read_others(folder)) is None:
+            self._read_own(folder)
+        else:
+            vars(self).update(settings_of(found))
+            folder = found.weights.parent
         self.positions: int = self.config["max_position_embeddings"]
         self.end = self.config["eos_token"]
-        # Tokens by their ids: a tokenizer may name them otherwise.
-        shared = (folder / SHARED).is_file()
-        sides = [_read(folder, SHARED if shared else f"{side}_vocabulary.json") for side in ("source", "target")]
-        self.source, self.target = sides
         self.ids = {token: number for number, token in enumerate(self.target)}
         self._check_settings()
         kind, _, index = device.partition(":")
@@ -214,6 +208,16 @@ class CTranslate2Backend(Backend):
         self.dtype: str = self._many.compute_type
         shares = self.threads > 1 and self.dtype == "float32"
         self._alone = open_pool(inter_threads=1, intra_threads=self.threads) if shares else self._many
+
+    def _read_own(self, folder: Path) -> None:
+        """Reads what `export` wrote beside the weights."""
+        self.generation_config, self.config = _read(folder, GENERATION_CONFIG), _read(folder, CONFIG)
+        if missing := {"max_position_embeddings", "num_parameters"} - self.config.keys():
+            raise CheckpointError(f"{folder / CONFIG} has no {min(missing)}; {FIX}")
+        # Tokens by their ids: a tokenizer may name them otherwise.
+        shared = (folder / SHARED).is_file()
+        sides = [_read(folder, SHARED if shared else f"{side}_vocabulary.json") for side in ("source", "target")]
+        self.source, self.target = sides
 
     @classmethod
     def converted(
@@ -264,25 +268,21 @@ class CTranslate2Backend(Backend):
         sides = [tokenizer.get_vocab(), getattr(tokenizer, "target_encoder", None) or tokenizer.get_vocab()]
         for ids, tokens in zip(sides, (self.source, self.target), strict=True):
             names = {number: token for token, number in ids.items()}
+            if not self.is_own:  # Marian's <pad>, for instance, isn't in CTranslate2's format
+                names = {number: token for number, token in names.items() if number < len(tokens)}
             if wrong := [token for number, token in names.items() if tokens[number : number + 1] != [token]]:
-                raise CheckpointError(f"{self.name_or_path}: it lacks {named(wrong)} of its tokenizer; {FIX}")
+                fix = FIX if self.is_own else "give the model's own tokenizer"
+                raise CheckpointError(f"{self.name_or_path}: it lacks {named(wrong)} of its tokenizer; {fix}")
 
     # ---- Options ----
-    def plan(self, options: dict[str, Any], *others: Any) -> Plan:
-        """Resolves how a call of `decode` decodes; raises `ValueError` for what CTranslate2 lacks."""
+    def unsupported(self, call: Call) -> str | None:
+        """Says what of a call CTranslate2 lacks, and why, or None."""
+        plan, options = call.plan, call.options
         for name, value in options.items():  # what is off needs nothing of CTranslate2, but for what it was made with
             if name not in CALL_OPTIONS and (value is not None or name in MADE_WITH):
-                raise ValueError(f"the backend ctranslate2 has no option {name}; it has {', '.join(CALL_OPTIONS)}")
-        plan = super().plan(options, *others)
-        ends = options.get("early_stopping", True)
-        if plan.num_beams > 1 and ends is not True:
-            raise ValueError(
-                f"early_stopping is {ends!r}, and searches of the backend ctranslate2 end as with True; leave it out"
-            )
-        return plan
-
-    def unsupported(self, plan: Plan) -> str | None:
-        """Says which setting of a plan CTranslate2 lacks, and why, or None."""
+                return f"the backend ctranslate2 has no option {name}; it has {', '.join(CALL_OPTIONS)}"
+        if plan.num_beams > 1 and (ends := options.get("early_stopping", True)) is not True:
+            return f"early_stopping is {ends!r}, and searches of the backend ctranslate2 end as with True; leave it out"
         if any(one.startswith("do_sample") for one in plan.others):
             return "the backend ctranslate2 has no do_sample: it searches; leave it out"
         if lacking := lacking_settings(plan):
@@ -321,21 +321,21 @@ class CTranslate2Backend(Backend):
             )
 
     # ---- Searching ----
-    def search(self, job: DecodingJob) -> Iterator[Found]:
-        """Translates the segments of a job, several batches at a time."""
-        plan, batch_size = job.plan, job.batch_size
+    def search(self, call: Call, segments: list[Segment]) -> Iterator[Batch]:
+        """Searches for translations of segments, several batches at a time."""
+        plan, batch_size = call.plan, call.batch_size
         if plan.alignments and plan.num_beams > 1:
             batch_size = 1  # CTranslate2 4.8 mixes up what the first tokens of a batch attend to
         working: deque[tuple[list[int], PendingBatch]] = deque()
-        most = (job.batch_tokens or self._tokens(job.segments, plan.num_beams)) // plan.num_beams
-        groups = list(batches_of(job.segments, batch_size, max(most, 1)))
+        most = (call.batch_tokens or self._tokens(segments, plan.num_beams)) // plan.num_beams
+        groups = list(batches_of(segments, batch_size, max(most, 1)))
         pool = self._pool(is_alone=len(groups) == 1)
         for group in groups:
-            working.append((group, PendingBatch(self, pool, [job.segments[place] for place in group], job)))
+            working.append((group, PendingBatch(self, pool, [segments[place] for place in group], plan)))
             if len(working) >= self.threads * BATCHES_IN_FLIGHT:
                 places, batch = working.popleft()
-                yield places, batch.translations()
-        yield from ((places, batch.translations()) for places, batch in working)
+                yield places, batch.found()
+        yield from ((places, batch.found()) for places, batch in working)
 
     def _tokens(self, segments: list[Segment], num_beams: int) -> int:
         """Returns tokens of a batch, times beams: many, as products want, with as many batches for each thread."""
@@ -356,11 +356,23 @@ class CTranslate2Backend(Backend):
             )
         return self._alone if is_alone else self._many
 
+    def namers(self, tokenizer: "PreTrainedTokenizerBase") -> tuple[Namer, Namer]:
+        """Returns what names the tokens of a source, and those of a target: a tokenizer may name them otherwise."""
+        return self._names, lambda ids: [self.target[number] for number in ids]
+
+    def _names(self, ids: Sequence[int]) -> list[str]:
+        return [self.source[number] if number < len(self.source) else self.config["unk_token"] for number in ids]
+
+    def source_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Returns the tokens of a source that CTranslate2 is given."""
+        tokens = self._names(ids)
+        return tokens[:-1] if self.adds_end and tokens[-1:] == [self.end] else tokens
+
     # ---- Forced decoding ----
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
         """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`."""
         scores = self._pool().score_batch(
-            [[self.source[token] for token in row] for row in sources],
+            [self.source_tokens(row) for row in sources],
             [[self.target[token] for token in row[:-1]] for row in targets],  # the end is added there
             max_input_length=0,
         )

@@ -19,18 +19,8 @@ from ..engine.support import HEAD
 from ..generation_vanilla_transformer import DecodingMixin
 from ..integration_vanilla_transformer import CACHE
 from ..plan_vanilla_transformer import Plan
-from .backend import (
-    LEAST_SCORE,
-    Alignment,
-    Backend,
-    DecodingJob,
-    Found,
-    Translation,
-    batches_of,
-    positions_in,
-    tasks_in,
-)
-from .reading import Namer, Segment, namers
+from .backend import Backend, Batch, Call, Found, batches_of, positions_in, tasks_in
+from .reading import Segment
 
 # Padded source tokens per batch, times the number of beams: on two cores, more give no speed-up, and caches and logits
 # grow with it.
@@ -103,23 +93,19 @@ class EngineBackend(Backend):
         """Names that options of `generate()` may have; it says itself which of them it lacks."""
         return super().option_names.union(NAMES, signature(self.base.generate).parameters)
 
-    def unsupported(self, plan: Plan) -> str | None:
-        """Says which setting of a plan the model lacks, and why, or None; what is left is for `generate()` to tell."""
+    def unsupported(self, call: Call) -> str | None:
+        """Says what of a call the model lacks, and why, or None; what is left is for `generate()` to tell."""
+        if given := sorted(INPUTS & call.options.keys()):
+            return f"{given[0]} comes from the sentences here; leave it out, or give a prefix"
         kinds = [str(one.peft_type).rpartition(".")[2] for one in _adapters(self.model)]
         if CACHE == "cache" and {"PREFIX_TUNING", "CARTRIDGE"}.intersection(kinds):
             return "it has a prefix that PEFT has trained, which generate() loses from transformers 5.24 on; use 5.23"
-        if not (plan.alignments or plan.coverage_penalty):
+        if not call.plan.needs_attention:
             return None
         if (own := self.own) is not None:
-            return Module(own).unsupported(plan)
-        what = "alignments need" if plan.alignments else "coverage_penalty needs"
+            return Module(own).unsupported(call.plan)
+        what = "alignments need" if call.plan.alignments else "coverage_penalty needs"
         return f"{what} a model of this package, and this one is a {type(self.model).__name__}"
-
-    def plan(self, options: dict[str, Any], *others: Any) -> Plan:
-        """Resolves how a call of `decode` decodes; raises `ValueError` for what the model lacks."""
-        if given := sorted(INPUTS & options.keys()):
-            raise ValueError(f"{given[0]} comes from the sentences here; leave it out, or give a prefix")
-        return super().plan(options, *others)
 
     # ---- Searching ----
     def prepared(self, plan: Plan) -> Prepared | None:
@@ -128,8 +114,8 @@ class EngineBackend(Backend):
             return None
         reason, attached = None, vars(self.model).get("engine")  # not that of a model with adapters below
         if isinstance(attached, Engine):
-            prepared, reason = attached.ready(self.model)
-            if prepared is not None and (reason := prepared.unsupported(plan)) is None:
+            prepared, reason = attached.ready(self.model, plan)
+            if prepared is not None:
                 attached.calls += 1
                 return prepared
         module = Module(own)
@@ -139,23 +125,23 @@ class EngineBackend(Backend):
             attached.step_aside(str(reason))
         return module
 
-    def search(self, job: DecodingJob) -> Iterator[Found]:
-        """Translates the segments of a job, the longest first."""
+    def search(self, call: Call, segments: list[Segment]) -> Iterator[Batch]:
+        """Searches for translations of segments, the longest first."""
         batch_tokens = BATCH_TOKENS_ON_GPU if self.device.type == "cuda" else BATCH_TOKENS
-        most = (job.batch_tokens or batch_tokens) // job.plan.num_beams
-        for numbers in batches_of(job.segments, job.batch_size, most):
-            batch = [job.segments[number] for number in numbers]
+        most = (call.batch_tokens or batch_tokens) // call.plan.num_beams
+        for places in batches_of(segments, call.batch_size, most):
+            batch = [segments[place] for place in places]
             with no_gradients(self.models):  # not while the caller works
-                rows = self.hypotheses(job, batch)
-            yield numbers, translations(job, batch, rows)
+                rows = self.hypotheses(call, batch)
+            yield places, [[_found(segment, one) for one in row] for segment, row in zip(batch, rows, strict=True)]
 
-    def hypotheses(self, job: DecodingJob, segments: list[Segment]) -> list[list[Hypothesis]]:
+    def hypotheses(self, call: Call, segments: list[Segment]) -> list[list[Hypothesis]]:
         """Returns what is found for each of some segments with prefixes of one length, the best first."""
-        if (prepared := self.prepared(job.plan)) is not None:
-            rows = self.searched(prepared, job.plan, segments)
+        if (prepared := self.prepared(call.plan)) is not None:
+            rows = self.searched(prepared, call.plan, segments)
             if all(rows):  # otherwise all is impossible for one of them
                 return rows
-        return self._generated(job, segments)
+        return self._generated(call, segments)
 
     def searched(self, prepared: Prepared, plan: Plan, segments: list[Segment]) -> list[list[Hypothesis]]:
         """Returns what the package's search finds for segments with prefixes of one length."""
@@ -175,36 +161,39 @@ class EngineBackend(Backend):
             return self.base.max_new_tokens(plan, lengths, prompt_length)
         return [plan.max_new_tokens(length, prompt_length) for length in lengths]
 
-    def _generated(self, job: DecodingJob, segments: list[Segment]) -> list[list[Hypothesis]]:
+    def _generated(self, call: Call, segments: list[Segment]) -> list[list[Hypothesis]]:
         """Returns what `generate()` finds for segments with prefixes of one length."""
         inputs = self.tokenizer.pad({"input_ids": [one.token_ids for one in segments]}, return_tensors="pt")
         inputs = inputs.to(self.model.device)
         batch = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         if segments[0].prefix:
             batch["decoder_input_ids"] = torch.tensor([one.prefix for one in segments], device=self.model.device)
-        known = job.plan.settings()  # for some options that are None, transformers has no meaning
-        options = {name: known.get(name) if value is None else value for name, value in job.options.items()}
-        options["return_dict_in_generate"] = True  # for the beams' lengths
-        if not self.is_own:
-            options |= dict([job.plan.limit])
-        if job.spelling.barred:
-            options["suppress_tokens"] = list(job.plan.barred)
-        if options.get("max_new_tokens") is not None:
-            options.setdefault("max_length", None)  # transformers would warn of a generation config's at each batch
-        if job.has_scores:
-            # transformers' beam search gives scores of sequences only with those of every step.
-            widths = {"num_beams": job.plan.num_beams, "num_return_sequences": job.plan.num_hypotheses}
-            options |= {**widths, "output_scores": True}
-        output = self.model.generate(**batch, **options)
+        output = self.model.generate(**batch, **self._arguments(call))
         rows = output.sequences[:, max(len(segments[0].prefix), 1) :].tolist()
         if output.get("beam_indices") is None:
-            counts = [_num_tokens(row, job.plan) for row in rows]
+            counts = [_num_tokens(row, call.plan) for row in rows]
         else:
             counts = (output.beam_indices >= 0).sum(dim=1).tolist()
         scores = output.sequences_scores.tolist() if "sequences_scores" in output else [None] * len(rows)
         found = [Hypothesis(row[:count], score) for row, count, score in zip(rows, counts, scores, strict=True)]
         width = len(found) // len(segments)
         return [found[start : start + width] for start in range(0, len(found), width)]
+
+    def _arguments(self, call: Call) -> dict[str, Any]:
+        """Returns the options of `generate()` for a call."""
+        plan, known = call.plan, call.plan.settings()  # for some options that are None, transformers has no meaning
+        options = {name: known.get(name) if value is None else value for name, value in call.options.items()}
+        options["return_dict_in_generate"] = True  # for the beams' lengths
+        if not self.is_own:
+            options |= dict([plan.limit])
+        if call.spelling.barred:
+            options["suppress_tokens"] = list(plan.barred)
+        if options.get("max_new_tokens") is not None:
+            options.setdefault("max_length", None)  # transformers would warn of a generation config's at each batch
+        if call.n_best is not None:
+            # transformers' beam search gives scores of sequences only with those of every step.
+            options |= {"num_beams": plan.num_beams, "num_return_sequences": plan.num_hypotheses, "output_scores": True}
+        return options
 
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
         """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`.
@@ -258,28 +247,10 @@ def _adapters(model: PreTrainedModel) -> Iterable[Any]:
     return (getattr(model, "peft_config", None) or {}).values()
 
 
-def translations(job: DecodingJob, segments: list[Segment], rows: list[list[Hypothesis]]) -> list[list[Translation]]:
-    """Makes translations of what was found for segments; with alignments, if they are asked for."""
-    names = namers(job.tokenizer) if job.plan.alignments else None
-    found: list[list[Translation]] = []
-    for segment, own in zip(segments, rows, strict=True):
-        found.append([])
-        for number, one in enumerate(own):
-            score = one.score if job.has_scores else None
-            # A beam search with fewer hypotheses than places fills the list up.
-            if number == 0 or (score is not None and score > LEAST_SCORE):
-                alignment = None if names is None else _alignment(segment.token_ids, one, *names)
-                text, unknown = job.spelling.text((*segment.prefix, *one.tokens)), job.spelling.count(one.tokens)
-                found[-1].append(Translation(text, len(one.tokens), score, alignment, unknown))
-    return found
-
-
-def _alignment(source: list[int], found: Hypothesis, name_source: Namer, name_target: Namer) -> Alignment | None:
-    if found.attention is None:
-        return None
-    weights = found.attention[:, : len(source)].clone()  # a view would hold the batch's memory
-    tokens = tuple(name_source(source)), tuple(name_target(found.tokens))
-    return Alignment(*tokens, weights, tuple(source), tuple(found.tokens))
+def _found(segment: Segment, one: Hypothesis) -> Found:
+    if one.attention is None:
+        return Found(one.tokens, one.score)
+    return Found(one.tokens, one.score, one.attention[:, : len(segment.token_ids)].clone())  # a view holds the batch's
 
 
 def _num_tokens(row: list[int], plan: Plan) -> int:

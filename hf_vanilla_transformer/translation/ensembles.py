@@ -9,7 +9,7 @@ from ..engine.decoding.module import Module
 from ..engine.decoding.prepared import Averaged
 from ..engine.decoding.search import Hypothesis
 from ..plan_vanilla_transformer import Plan
-from .backend import DecodingJob
+from .backend import Call
 from .engine_backend import EngineBackend
 from .reading import Segment
 
@@ -27,17 +27,17 @@ class EnsembleBackend(EngineBackend):
         self.is_own = all(one.is_own for one in self.members)
         self.positions = min((one.positions for one in self.members if one.positions is not None), default=None)
 
-    def unsupported(self, plan: Plan) -> str | None:
-        """Says which setting of a plan an ensemble lacks, and why, or None."""
-        if (reason := next(filter(None, (one.unsupported(plan) for one in self.members)), None)) is not None:
+    def unsupported(self, call: Call) -> str | None:
+        """Says what of a call an ensemble lacks, and why, or None."""
+        if (reason := next(filter(None, (one.unsupported(call) for one in self.members)), None)) is not None:
             return reason
-        reason = Averaged([Module(one) for one in self.models]).unsupported(plan)
+        reason = Averaged([Module(one) for one in self.models]).unsupported(call.plan)
         return None if reason is None else f"several models decode as one by greedy or beam search alone: {reason}"
 
-    def hypotheses(self, job: DecodingJob, segments: list[Segment]) -> list[list[Hypothesis]]:
+    def hypotheses(self, call: Call, segments: list[Segment]) -> list[list[Hypothesis]]:
         """Returns what is found for each of some segments, the best first; an empty one where all is impossible."""
-        members = [one.prepared(job.plan) or Module(one.model) for one in self.members]
-        return [own or [Hypothesis([])] for own in self.searched(Averaged(members), job.plan, segments)]
+        members = [one.prepared(call.plan) or Module(one.model) for one in self.members]
+        return [own or [Hypothesis([])] for own in self.searched(Averaged(members), call.plan, segments)]
 
     def max_new_tokens(self, plan: Plan, lengths: Sequence[int], prompt_length: int) -> list[int]:
         """Returns how many tokens each sentence gets at most: as many as the shortest table of positions allows."""

@@ -1,23 +1,27 @@
 """Evaluation: a corpus is translated, its translations are scored, and its references' perplexity is computed."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from ..data.symbols import default_measures, symbol_splitter
-from ..metrics import References, Score, Splitter, by_source, measure, top_accuracy
+from ..metrics import References, Score, Splitter, by_source, measure, top_accuracy, why_unmeasurable
+from ..plan_vanilla_transformer import Plan
 from .backend import Backend
-from .decoding import decode, texts_of
+from .decoding import texts_of, translate
 from .scoring import Likelihood, score_targets
 from .translator import Translator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 TOP = (1, 3, 5, 10, 20, 50)  # of n-best lists
 
@@ -58,6 +62,8 @@ class EvaluationResult:
         num_output_tokens: Tokens that the model wrote, with the ends of sentences.
         likelihood: Of the references, with their perplexity; None: it wasn't asked for.
         seconds: Of "decoding" and of "scoring", the likelihood.
+        measures: By which the translations were measured.
+        plan: How the model decoded; `str` says it in words.
     """
 
     scores: dict[str, Score]
@@ -66,6 +72,8 @@ class EvaluationResult:
     num_output_tokens: int
     likelihood: Likelihood | None
     seconds: dict[str, float]
+    measures: Measures
+    plan: Plan
 
 
 def evaluate(
@@ -109,34 +117,43 @@ def evaluate(
     if len(texts) != len(references):
         raise ValueError(f"{len(texts)} sources and {len(references)} references; give one or more for each")
     translator = model if isinstance(model, Translator) else Translator(model, tokenizer=tokenizer)
-    decoder, tokenizer = translator.decodes_with, translator.tokenizer
+    tokenizer = translator.tokenizer
     how = {"tokenize": tokenize, "lowercase": lowercase}
     measures = metrics if isinstance(metrics, Measures) else Measures.of(tokenizer, metrics, **how)
     measure(measures.names, ["a"], ["a"], **measures.how)  # an unknown one is an error now
-    translator.check(n_best=n_best, **options)
-    options = translator._with_languages(options)
+    places, kept = measures.lines(texts, references)
+    if measures is not metrics:  # otherwise they measured others before
+        _warn_of_bleu(measures, kept)
+    call = translator.call({**options, "n_best": n_best})
     seconds: dict[str, float] = {}
     likelihood = None
     if perplexity:
         with _timed("scoring", len(texts), progress_bar, seconds) as progress:
             likelihood = score_targets(
-                decoder,
+                translator.decodes_with,
                 tokenizer,
                 texts,
                 [one if isinstance(one, str) else one[0] for one in references],
-                **{name: options[name] for name in translator.languages},
-                batch_size=options.get("batch_size"),
-                max_tokens=options.get("max_source_tokens"),
+                **call.languages.asked,
+                batch_size=call.batch_size,
+                max_tokens=call.max_source_tokens,
                 progress=progress.update,
                 on_omission=on_omission,
             )
     with _timed("decoding", len(texts), progress_bar, seconds) as progress:
-        rows = decode(decoder, tokenizer, texts, n_best=n_best, progress=progress.update, **options)
-    lists = [[one.text for one in row] for row in rows]
-    places, kept = measures.lines(texts, references)
+        rows = translate(replace(call, progress=progress.update), texts)
+    lists, best = [[one.text for one in row] for row in rows], [row[0] for row in rows]
     scores = _scores(measures, [lists[place] for place in places], kept, n_best or 0)
-    written = sum(row[0].num_tokens for row in rows)
-    return EvaluationResult(scores, [own[0] for own in lists], len(places), written, likelihood, seconds)
+    texts, written = [one.text for one in best], sum(one.num_tokens for one in best)
+    return EvaluationResult(scores, texts, len(places), written, likelihood, seconds, measures, call.plan)
+
+
+def _warn_of_bleu(measures: Measures, references: References) -> None:
+    """Logs that BLEU can only be 0, if it can't be more for the references themselves."""
+    best = [one if isinstance(one, str) else one[0] for one in references]
+    scores = measure([name for name in measures.names if name.startswith("bleu")], best, references, **measures.how)
+    if problem := next(filter(None, map(why_unmeasurable, scores.values())), None):
+        logger.warning(problem)
 
 
 @contextmanager

@@ -12,14 +12,16 @@ For all others, `source_prefix` is what each source begins with.
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import did_you_mean, named
 from ..plan_vanilla_transformer import LENGTHS, Plan, settings_in
-from .backend import Backend
-from .reading import CODES_PER_ERROR, READING, check_target_codes, target_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,8 +33,82 @@ FAMILIES = {
     **dict.fromkeys(("NllbTokenizer", "M2M100Tokenizer", "MBart50Tokenizer"), "forced_bos_token_id"),
     "MBartTokenizer": "decoder_start_token_id",
 }
+# The target language at the beginning of a text, ">>deu<<", for a model with several.
+CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
+CODES_PER_ERROR = 10
+# Held while any tokenizer reads texts: MarianTokenizer and the like switch to the target's side and back, and padding
+# and truncation of the others are settings that one call after the other changes.
+READING = threading.RLock()
+if hasattr(os, "register_at_fork"):  # a forked process has no other thread that would release it
+    os.register_at_fork(before=READING.acquire, after_in_parent=READING.release, after_in_child=READING.release)
 
 
+@dataclass(frozen=True)
+class Languages:
+    """How a model is told the languages of a call.
+
+    Attributes:
+        asked: `src_lang`, `tgt_lang` and `source_prefix` of the call, or else of its translator.
+        begin: What sources begin with.
+        settings: Options of `generate()` that tell the target's language, or that a task has.
+        pair: Source and target, for a tokenizer that is switched to them.
+    """
+
+    asked: Mapping[str, str | None]
+    begin: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    pair: tuple[str, str] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: "PreTrainedTokenizerBase",
+        asked: Mapping[str, str | None],  # of the call
+        usual: Mapping[str, str | None],  # of its translator
+        options: Mapping[str, Any],  # of the call, for `generate()`
+        own: Any,  # the model's generation config
+        tasks: Mapping[str, Any],  # of a T5's configuration
+    ) -> "Languages":
+        """Raises `ValueError` for a language that a model lacks, or if it has several and none or two are given."""
+        if known := known_languages(tokenizer):
+            target = _target_of(tokenizer, known, options, own)
+            asked = {**usual, **({"tgt_lang": target} if target else {}), **asked}
+            if asked["source_prefix"]:
+                raise ValueError("source_prefix is for other models; this one's languages are src_lang and tgt_lang")
+            if asked["tgt_lang"] and target and target != asked["tgt_lang"]:
+                name = _target_option(tokenizer)
+                raise ValueError(f"tgt_lang is {asked['tgt_lang']!r}, and {name} says {target!r}; give one of the two")
+            return _of_family(tokenizer, known, {**asked, "tgt_lang": asked["tgt_lang"] or target}, options, own)
+        asked = {**usual, **asked}
+        source, target, prefix = (asked[name] for name in ("src_lang", "tgt_lang", "source_prefix"))
+        begin, settings = _beginning(tokenizer, tasks, source, target)
+        if begin and prefix:
+            raise ValueError("tgt_lang and source_prefix both say what sources begin with; give one of the two")
+        if tasks and not begin and prefix is None:
+            _warn_of_tasks(tuple(tasks))
+        given = {**settings_in(options.get("generation_config")), **options}
+        if any(given.get(name) is not None for name in LENGTHS):
+            settings.pop("max_length", None)
+        if given.get("num_beams") == 1:
+            settings.pop("early_stopping", None)
+        return cls(asked, begin or prefix or "", {name: settings[name] for name in settings.keys() - given.keys()})
+
+    @contextmanager
+    def read_by(self, tokenizer: Any) -> Iterator[None]:
+        """Lets a tokenizer read texts of the two languages; other threads wait until it has its own again."""
+        if self.pair is None:
+            yield
+            return
+        with READING:
+            own = tokenizer.src_lang, tokenizer.tgt_lang
+            try:
+                tokenizer.src_lang, tokenizer.tgt_lang = self.pair
+                yield
+            finally:
+                tokenizer.src_lang, tokenizer.tgt_lang = own
+
+
+# ---- Tokenizers that have languages ----
 def known_languages(tokenizer: "PreTrainedTokenizerBase") -> dict[str, int]:
     """Returns the languages of a tokenizer of these families with the ids of their tokens; of another one, none."""
     if _target_option(tokenizer) is None:
@@ -44,101 +120,52 @@ def known_languages(tokenizer: "PreTrainedTokenizerBase") -> dict[str, int]:
     return codes | {one.content: number for number, one in added if one.special and one.content not in others}
 
 
-def target_of(tokenizer: "PreTrainedTokenizerBase", backend: Backend, options: Mapping[str, Any]) -> str | None:
-    """Returns the target language that a call's own options for `generate()` choose, or None; raises `ValueError`."""
-    if (option := _target_option(tokenizer)) is None:
-        return None
-    languages = known_languages(tokenizer)
-    if (number := options.get(option)) is None:
-        number = settings_in(options.get("generation_config")).get(option)
-        if number in (None, settings_in(backend.generation_config).get(option)):  # a copy of the model's chooses none
-            return None
-    if (name := next((name for name, one in languages.items() if one == number), None)) is None:
-        raise ValueError(f"{option} is {number!r}, no language; give tgt_lang, one of {_shown(languages)}")
-    return name
-
-
-@contextmanager
-def set_languages(
-    tokenizer: "PreTrainedTokenizerBase",
-    backend: Backend,
-    options: dict[str, Any],  # of the call, for `generate()`
-    texts: Sequence[str],
-    first: int = 0,  # the index of the first text, for errors
-    *,
-    src_lang: str | None = None,  # None: the tokenizer's own, if it was opened with one
-    tgt_lang: str | None = None,  # None: that of the options, the tokenizer or the generation config
-    source_prefix: str | None = None,
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Lets a tokenizer read texts of two languages. Afterwards it has its own again; other threads wait until then.
-
-    Yields what sources begin with, and the options with those that tell the languages. A model that lacks a language,
-    or has several where none is given or options choose another one, raises `ValueError`.
-    """
-    check_target_codes(tokenizer, texts, first, needed=tgt_lang is None)
-    if languages := known_languages(tokenizer):
-        if source_prefix:
-            raise ValueError("source_prefix is for other models; this one's languages are src_lang and tgt_lang")
-        with READING, _switched(tokenizer, languages, backend, options, src_lang, tgt_lang) as told:
-            yield "", {**options, **told}
-        return
-    begin, settings = _beginning(tokenizer, backend.tasks, src_lang, tgt_lang)
-    if begin and source_prefix:
-        raise ValueError("tgt_lang and source_prefix both say what sources begin with; give one of the two")
-    if backend.tasks and not begin and source_prefix is None:
-        _warn_of_tasks(tuple(backend.tasks))
-    given = {**settings_in(options.get("generation_config")), **options}
-    if any(given.get(name) is not None for name in LENGTHS):
-        settings.pop("max_length", None)
-    if given.get("num_beams") == 1:
-        settings.pop("early_stopping", None)
-    settings = {name: value for name, value in settings.items() if name not in given}
-    yield begin or source_prefix or "", {**settings, **options}
-
-
 def _target_option(tokenizer: "PreTrainedTokenizerBase") -> str | None:
     return next((FAMILIES[one.__name__] for one in type(tokenizer).__mro__ if one.__name__ in FAMILIES), None)
 
 
-@contextmanager
-def _switched(
-    tokenizer: Any,
-    languages: dict[str, int],
-    backend: Backend,
-    options: dict[str, Any],
-    src_lang: str | None,
-    tgt_lang: str | None,
-) -> Iterator[dict[str, Any]]:
-    """Switches a tokenizer to two languages, and yields the option that tells the target's."""
-    option, own = str(_target_option(tokenizer)), (tokenizer.src_lang, tokenizer.tgt_lang)
-    by_call = target_of(tokenizer, backend, options)
-    if tgt_lang and by_call and by_call != tgt_lang:
-        raise ValueError(f"tgt_lang is {tgt_lang!r}, and {option} says {by_call!r}; give one of the two")
-    plan, names = Plan.of(options, backend.generation_config), {number: name for name, number in languages.items()}
+def _target_of(
+    tokenizer: "PreTrainedTokenizerBase", known: Mapping[str, int], options: Mapping[str, Any], own: Any
+) -> str | None:
+    """Returns the target language that a call's own options for `generate()` choose, or None; raises `ValueError`."""
+    option = str(_target_option(tokenizer))
+    if (number := options.get(option)) is None:
+        number = settings_in(options.get("generation_config")).get(option)
+        if number in (None, settings_in(own).get(option)):  # a copy of the model's chooses none
+            return None
+    if (name := next((name for name, one in known.items() if one == number), None)) is None:
+        raise ValueError(f"{option} is {number!r}, no language; give tgt_lang, one of {_shown(known)}")
+    return name
+
+
+def _of_family(
+    tokenizer: Any, known: Mapping[str, int], asked: dict[str, str | None], options: Mapping[str, Any], own: Any
+) -> Languages:
+    """Returns the languages of a tokenizer that has some: those asked for, or else its own or the model's."""
+    option = str(_target_option(tokenizer))
+    with READING:  # another thread may have switched it
+        own_source, own_target = tokenizer.src_lang, tokenizer.tgt_lang
+    plan, names = Plan.of(options, own), {number: name for name, number in known.items()}
     by_plan = names.get(plan.forced_begin if option.startswith("forced") else plan.start)  # type: ignore[arg-type]
     # To these tokenizers, a source of which nothing is said is English, and such a target is what the source is.
-    source = src_lang or (own[0] if tokenizer.init_kwargs.get("src_lang") else None)
-    by_tokenizer = own[1] if own[1] != own[0] else None
-    target = tgt_lang or by_call or by_tokenizer or by_plan
+    by_tokenizer = own_target if own_target != own_source else None
+    source = asked["src_lang"] or (own_source if tokenizer.init_kwargs.get("src_lang") else "")
+    target = asked["tgt_lang"] or by_tokenizer or by_plan or ""
     for name, value in {"src_lang": source, "tgt_lang": target}.items():
-        if value is None:
-            raise ValueError(f"the model has several languages: give {name}, one of {_shown(languages)}")
-        if value not in languages:
-            hint = did_you_mean(value, languages)
-            raise ValueError(f"{name} is {value!r}, but the model's languages are {_shown(languages)}{hint}")
-    number = languages[str(target)]
-    if tokenizer.decode([number], skip_special_tokens=True):  # as when M2M100's tokenizer is made of its files
+        if not value:
+            raise ValueError(f"the model has several languages: give {name}, one of {_shown(known)}")
+        if value not in known:
+            hint = did_you_mean(value, known)
+            raise ValueError(f"{name} is {value!r}, but the model's languages are {_shown(known)}{hint}")
+    if tokenizer.decode([known[target]], skip_special_tokens=True):  # as when M2M100's tokenizer is made of its files
         raise ValueError(
             f"the tokenizer's languages aren't special tokens, so that translations would begin with {target!r}; open "
             "it with them as additional_special_tokens"
         )
-    try:
-        tokenizer.src_lang, tokenizer.tgt_lang = source, target
-        yield {option: number}
-    finally:
-        tokenizer.src_lang, tokenizer.tgt_lang = own
+    return Languages(asked, settings={option: known[target]}, pair=(source, target))
 
 
+# ---- What sources begin with ----
 def _beginning(
     tokenizer: "PreTrainedTokenizerBase", tasks: Mapping[str, Any], src_lang: str | None, tgt_lang: str | None
 ) -> tuple[str, dict[str, Any]]:
@@ -155,11 +182,62 @@ def _beginning(
         return settings.pop("prefix", ""), settings
     if src_lang is not None:
         raise ValueError(f"src_lang is {src_lang!r}, but the model isn't told the source language; leave it out")
-    return f"{target_code(tokenizer, str(tgt_lang))} ", {}
+    return f"{_target_code(tokenizer, str(tgt_lang))} ", {}
+
+
+def target_codes(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """Returns the codes of a model with several target languages, ">>deu<<" and so on; none if it has only one."""
+    return list(getattr(tokenizer, "supported_language_codes", None) or [])
+
+
+def own_code(tokenizer: "PreTrainedTokenizerBase", text: str) -> re.Match[str] | None:
+    """Finds the code of a target language at the beginning of a text for a model with several."""
+    return CODE.match(text) if target_codes(tokenizer) else None
+
+
+def begun(tokenizer: "PreTrainedTokenizerBase", text: str, begin: str) -> str:
+    """Returns a text with what the model reads before it; one with a code of its own keeps that."""
+    return text if own_code(tokenizer, text) else begin + text
+
+
+def _target_code(tokenizer: "PreTrainedTokenizerBase", tgt_lang: str) -> str:
+    """Returns the code of a target language, given as "deu" or ">>deu<<"; raises `ValueError`."""
+    codes, code = target_codes(tokenizer), tgt_lang if tgt_lang.startswith(">>") else f">>{tgt_lang}<<"
+    if not codes:
+        raise ValueError(
+            f"tgt_lang is {tgt_lang!r}, but the tokenizer has no codes of target languages, such as >>deu<<; leave it "
+            "out"
+        )
+    if code not in codes:
+        raise ValueError(f"tgt_lang is {tgt_lang!r}, but the model's codes are {_among(code, codes)}")
+    return code
+
+
+def check_target_codes(
+    tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str], first: int = 0, *, needed: bool = True
+) -> None:
+    """Raises `ValueError` for a text whose code a model of several targets lacks, or without one where it's needed."""
+    if not (codes := target_codes(tokenizer)):
+        return
+    for index, text in enumerate(texts, start=first):
+        match = CODE.match(text)
+        if match is None and needed and text.strip():
+            raise ValueError(
+                f"the model has several target languages, and sentences[{index}] doesn't say which; give tgt_lang, "
+                f"or begin the text with its code: {_shown(codes)}"
+            )
+        if match is not None and match[1] not in codes:
+            raise ValueError(
+                f"sentences[{index}] begins with {match[1]}, but the model's codes are {_among(match[1], codes)}"
+            )
 
 
 def _shown(languages: Iterable[str]) -> str:
     return named(languages, CODES_PER_ERROR)
+
+
+def _among(code: str, codes: list[str]) -> str:
+    return _shown(codes) + did_you_mean(code, codes)
 
 
 @functools.cache

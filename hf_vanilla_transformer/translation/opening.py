@@ -7,16 +7,15 @@ import torch
 from transformers import MarianMTModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from ..checkpoints.kinds import CONFIG, Kind, check_kind, kind_of
+from ..checkpoints.kinds import CONFIG, SOURCE_SPM, TOKENIZER, Kind, check_kind, kind_of
 from ..checkpoints.loading import Where, check_tokenizer, load_checkpoint
 from ..data.hub_names import check_model_on_hub
 from ..engine import attach_if_supported
 from ..errors import CheckpointError, first_line
 from ..interop.interface import ConversionError
 from ..interop.marian import from_marian
-from .backend import Backend, DeviceError
+from .backend import Backend, DeviceError, check_model
 from .ctranslate2 import CTranslate2Backend
-from .decoding import check_model
 from .engine_backend import EngineBackend
 
 Opened = tuple[PreTrainedTokenizerBase, Any, Backend]  # the tokenizer, the model, and what decodes with it
@@ -82,10 +81,10 @@ def load_to_translate(
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise DeviceError(f"device {device} can't be used here ({first_line(error)}); try cpu") from error
-    check_kind(name)
-    # The check has no token but the user's own.
-    where["local_files_only"] = not (Path(name).is_dir() or where.get("token") or check_model_on_hub(str(name)))
-    if _is_opus_mt(name, where):
+    kind = check_kind(name)
+    # The check of the Hub has no token but the user's own.
+    where["local_files_only"] = not (kind is not Kind.NAME or where.get("token") or check_model_on_hub(str(name)))
+    if kind is Kind.OPUS_MT or (kind is Kind.NAME and _is_opus_mt(str(name), where)):
         tokenizer, model = _converted(name, dtype, where)
     else:
         tokenizer, model = load_checkpoint(name, dtype=dtype, **where)
@@ -99,11 +98,11 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _is_opus_mt(name: str | Path, where: Where) -> bool:
-    """Tells whether there is a Marian model with OPUS-MT's tokenizer; of one on the Hub, these files are fetched."""
+def _is_opus_mt(name: str, where: Where) -> bool:
+    """Tells whether a Marian model with OPUS-MT's tokenizer is on the Hub, and fetches these files."""
     quiet = {f"_raise_exceptions_for_{problem}": False for problem in ("missing_entries", "connection_errors")}
     try:
-        files = [cached_file(name, file, **where, **quiet) for file in (CONFIG, "source.spm", "tokenizer.json")]
+        files = [cached_file(name, file, **where, **quiet) for file in (CONFIG, SOURCE_SPM, TOKENIZER)]
         return files[0] is not None and kind_of(Path(files[0]).parent) is Kind.OPUS_MT
     except (OSError, ValueError):  # loading it says what is wrong
         return False

@@ -8,7 +8,7 @@ from transformers.pipelines.base import Pipeline
 
 from ..checkpoints.loading import read_into_memory
 from ..engine import attach_if_supported
-from .translator import Result, Translator, with_names_of_decode
+from .translator import Result, Translator
 
 
 class VanillaTranslationPipeline(Pipeline):
@@ -43,7 +43,7 @@ class VanillaTranslationPipeline(Pipeline):
         A string gives [{"translation_text": ...}]; a list, {"translation_text": ...} for each; an iterator yields the
         result of a string for each. With `n_best` above 1, each text has a list of `n_best` records, with their scores.
         """
-        options = with_names_of_decode({"batch_size": self._batch_size, **self._forward_params, **options})
+        options = {"batch_size": self._batch_size, **self._forward_params, **options}
         options.pop("num_workers", None)  # a pipeline's, without use here
         results = self.translator(inputs, **options)
         if isinstance(inputs, str):
@@ -51,7 +51,7 @@ class VanillaTranslationPipeline(Pipeline):
         if not isinstance(results, list):
             return map(_records, results)
         records = [_records(result) for result in results]
-        return [row[0] for row in records] if options.get("n_best") in (None, 1) else records
+        return [row[0] for row in records] if (self.translator.call(options).n_best or 1) == 1 else records
 
     def _sanitize_parameters(self, **options: object) -> tuple[dict[str, object], dict[str, object], dict[str, object]]:
         return {}, options, {}

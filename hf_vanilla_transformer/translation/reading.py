@@ -1,42 +1,23 @@
-"""Reads texts for a model: sentences of paragraphs, target languages, and pieces of sentences that are too long."""
+"""Reads texts for a model: tokens of sentences, and of the pieces of those that are too long."""
 
 import functools
-import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import regex
-
-from ..errors import did_you_mean, install, named
-from .division import Encode, divide, encode_within, join
+from .division import split_sentences
+from .languages import READING, own_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-try:
-    import sentencex
-except ImportError:  # an extra
-    sentencex = None
+# Tokens of a piece at most: models are trained on sentences, and these are seldom longer.
+PIECE_TOKENS = 256
+CHARACTERS_AT_ONCE = 100_000  # of a text that are tokenized, to bound the memory
+# Where a text is divided: after sentences, else after words.
+ENDS = (re.compile(r"[.!?…][\"'”’)\]»]{0,3}\s+|[。！？]['\"’”」』）]{0,3}\s*"), re.compile(r"\s+"))
 
-# The target language at the beginning of a text, ">>deu<<", for a model with several.
-CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
-CODES_PER_ERROR = 10
-UNDETERMINED = "und"  # BCP 47's code where the language isn't known
-# White space, or in scripts without it nothing, between sentences: behind what Unicode says ends one, and quotation
-# marks and brackets, unless a small letter follows; not behind a single letter and a dot ("J. Smith", "z.B.").
-SENTENCE_END = regex.compile(
-    r"""(?<=[\p{STerm}…](?<!(?:^|[\s.(])\p{L}\.)["'\p{Pe}\p{Pf}]*)\s+(?!\p{Ll})
-    | (?<=[。！？｡]["'\p{Pe}\p{Pf}]*)(?!["'\p{Pe}\p{Pf}。！？｡]|\s)""",
-    regex.VERBOSE,
-)
-# Held while any tokenizer reads texts: MarianTokenizer and the like switch to the target's side and back, and padding
-# and truncation of the others are settings that one call after the other changes.
-READING = threading.RLock()
-if hasattr(os, "register_at_fork"):  # a forked process has no other thread that would release it
-    os.register_at_fork(before=READING.acquire, after_in_parent=READING.release, after_in_child=READING.release)
-
+Encode = Callable[[list[str]], list[list[int]]]  # texts -> token ids of each, special tokens included
 Namer = Callable[[Sequence[int]], list[str]]  # ids -> tokens
 
 
@@ -114,11 +95,6 @@ def _sentences(
         yield "", begin, text
 
 
-def begun(tokenizer: "PreTrainedTokenizerBase", text: str, begin: str) -> str:
-    """Returns a text with what the model reads before it; one with a code of its own keeps that."""
-    return text if own_code(tokenizer, text) else begin + text
-
-
 class Piece(NamedTuple):
     """A part of a text that is translated by itself: its text, its tokens, and the line breaks before it."""
 
@@ -166,113 +142,44 @@ def namers(tokenizer: "PreTrainedTokenizerBase") -> tuple[Namer, Namer]:
     return (lambda ids: [source.get(one, "") for one in ids]), (lambda ids: [target.get(one, "") for one in ids])
 
 
-# ---- Target languages ----
-def target_codes(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """Returns the codes of a model with several target languages, ">>deu<<" and so on; none if it has only one."""
-    return list(getattr(tokenizer, "supported_language_codes", None) or [])
+# ---- Long sentences ----
+def encode_within(encode: Encode, texts: list[str], limit: int) -> list[list[int] | None]:
+    """Returns the token ids of each text; None: it has more than `limit` tokens."""
+    if not texts:
+        return []
+    rows: list[list[int] | None] = [*encode([text[:CHARACTERS_AT_ONCE] for text in texts])]
+    for index, (text, ids) in enumerate(zip(texts, rows, strict=True)):
+        if ids and len(ids) <= limit and len(text) > CHARACTERS_AT_ONCE:  # a few long tokens, such as runs of spaces
+            rows[index] = encode([text])[0]
+    return [None if ids is None or len(ids) > limit else ids for ids in rows]
 
 
-def own_code(tokenizer: "PreTrainedTokenizerBase", text: str) -> re.Match[str] | None:
-    """Finds the code of a target language at the beginning of a text for a model with several."""
-    return CODE.match(text) if target_codes(tokenizer) else None
+def divide(encode: Encode, text: str, limit: int, begin: str = "") -> list[tuple[str, list[int]]]:
+    """Divides a text at the end of a sentence near its middle, else at white space, else anywhere, and so on.
 
-
-def target_code(tokenizer: "PreTrainedTokenizerBase", tgt_lang: str) -> str:
-    """Returns the code of a target language, given as "deu" or ">>deu<<"; raises `ValueError`."""
-    codes = target_codes(tokenizer)
-    if not codes:
-        raise ValueError(
-            f"tgt_lang is {tgt_lang!r}, but the tokenizer has no codes of target languages, such as >>deu<<; leave it "
-            "out"
-        )
-    code = tgt_lang if tgt_lang.startswith(">>") else f">>{tgt_lang}<<"
-    if code not in codes:
-        raise ValueError(
-            f"tgt_lang is {tgt_lang!r}, but the model's codes are {named(codes, CODES_PER_ERROR)}"
-            f"{did_you_mean(code, codes)}"
-        )
-    return code
-
-
-def check_target_codes(
-    tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str], first: int = 0, *, needed: bool = True
-) -> None:
-    """Checks, for a model with several target languages, the codes that texts begin with.
-
-    One that the model doesn't have, or none where that is `needed`, raises `ValueError`.
+    Nothing is lost but white space at the ends of pieces. Each is tokenized behind `begin`, a target language's code,
+    and has at most `limit` token ids, and `PIECE_TOKENS`. A single character with more raises `ValueError`.
     """
-    if not (codes := target_codes(tokenizer)):
-        return
-    for index, text in enumerate(texts, start=first):
-        match = CODE.match(text)
-        if match is None and needed and text.strip():
-            raise ValueError(
-                f"the model has several target languages, and sentences[{index}] doesn't say which; give tgt_lang, "
-                f"or begin the text with its code: {named(codes, CODES_PER_ERROR)}"
-            )
-        if match is not None and match[1] not in codes:
-            raise ValueError(
-                f"sentences[{index}] begins with {match[1]}, but the model's codes are {named(codes, CODES_PER_ERROR)}"
-                f"{did_you_mean(match[1], codes)}"
-            )
+    limit = min(limit, PIECE_TOKENS)
+    pieces: list[tuple[str, list[int]]] = []
+    waiting = [text.strip()]  # the first part is the last one here
+    while waiting:
+        part = waiting.pop()
+        (ids,) = encode_within(encode, [begin + part], limit)
+        if ids is not None:
+            pieces.append((part, ids))
+        elif len(part) < 2:
+            raise ValueError(f"{part!r} alone has more than the {limit} tokens of a piece")
+        else:
+            place = _near_the_middle(part)
+            waiting += filter(None, (part[place:].strip(), part[:place].strip()))
+    return pieces
 
 
-# ---- Sentences ----
-def check_splitting(language: str | None) -> None:
-    """Checks the language by whose rules texts are split into sentences; raises `ValueError` or `ImportError`."""
-    if language in (None, UNDETERMINED):
-        return
-    if not isinstance(language, str) or not re.fullmatch("[a-z]{2}", language):
-        raise ValueError(
-            f"split_sentences is {language!r}; give the language of the texts in two letters (ISO 639-1), such as "
-            f'"en", or "{UNDETERMINED}" for rules that need no language'
-        )
-    if sentencex is None:
-        raise ImportError(f"split_sentences needs sentencex, and it isn't installed: {install('sentences')}")
-
-
-def sentence_rules(code: str | None) -> str:
-    """Returns what `split_sentences` is for texts in a language that a model or a document names; None: unknown."""
-    language = base_language(code or "")
-    return language if len(language) == 2 and sentencex is not None else UNDETERMINED
-
-
-def base_language(code: str) -> str:
-    """Returns the language that a name means, in two letters if it has a code of two: "de" for "deu_Latn", "de-AT"."""
-    language = re.split("[-_]", code.strip("<>"))[0].lower()
-    try:
-        from babel.core import get_global  # an extra, as what has languages of three letters
-    except ImportError:
-        return language
-    return get_global("language_aliases").get(language, language) if len(language) == 3 else language
-
-
-def split_sentences(text: str, language: str) -> Iterator[tuple[str, str]]:
-    """Yields the sentences of a text, the first of a line with the white space since the last sentence."""
-    gap = ""
-    for line in text.splitlines(keepends=True):
-        sentences = line.lstrip()
-        gap += line[: len(line) - len(sentences)]
-        for sentence in filter(str.strip, _sentences_of(sentences.rstrip(), language)):
-            yield gap, sentence.strip()
-            gap = ""
-        gap += sentences[len(sentences.rstrip()) :]
-
-
-def _sentences_of(line: str, language: str) -> Iterable[str]:
-    if language == UNDETERMINED:
-        return SENTENCE_END.split(line)
-    assert sentencex is not None, "check_splitting comes first"
-    return sentencex.segment(language, line)
-
-
-def join_segments(translations: Sequence[tuple[str, str]]) -> str:
-    """Joins the translations of a text's segments, each with the white space before it if it begins a line."""
-    joined: list[str] = []
-    group: list[str] = []
-    for gap, translation in translations:
-        if gap:
-            joined += [join(group), gap]
-            group = []
-        group.append(translation)
-    return "".join([*joined, join(group)])
+def _near_the_middle(text: str) -> int:
+    """Returns where to divide a text."""
+    middle = len(text) // 2
+    for end in ENDS:
+        if places := [match.end() for match in end.finditer(text) if match.end() < len(text)]:
+            return min(places, key=lambda place: abs(place - middle))
+    return middle

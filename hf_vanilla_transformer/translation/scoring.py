@@ -9,11 +9,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..data.symbols import warn_of_unknown
-from .backend import batches, check_number
-from .decoding import backend_of, source_limit, target_encoder, texts_of
-from .division import encode_within
-from .languages import set_languages
-from .reading import begun, encoder
+from .backend import Call, batches, check_number
+from .decoding import backend_of, target_encoder, texts_of
+from .languages import begun, check_target_codes
+from .reading import encode_within, encoder
 
 logger = logging.get_logger(__name__)
 
@@ -79,10 +78,10 @@ def score_pairs(
         sources: The sentences; an empty one is a source of `</s>` alone.
         targets: Their translations, in the same order; an empty one is `</s>` alone.
         batch_size: Sentences at a time at most; fewer where they are long.
-        max_tokens: As `max_source_tokens` of `decode`, of source and target. Pairs that have more are left out.
+        max_tokens: As `max_source_tokens` of a `Call`, of source and target. Pairs that have more are left out.
         progress: Called with the number of sentences done since its last call.
         on_omission: Called with the index of each pair that is left out; None: a warning is logged.
-        **languages: `src_lang`, `tgt_lang` and `source_prefix` as for `decode`.
+        **languages: `src_lang`, `tgt_lang` and `source_prefix` as for a `Call`.
 
     Raises:
         TypeError: `sources` or `targets` isn't a list of strings.
@@ -97,10 +96,12 @@ def score_pairs(
         raise ValueError(f"{len(texts)} sources but {len(references)} targets; give one target for each source")
     if not texts:
         raise ValueError("sources and targets are empty; a likelihood needs at least one sentence")
-    limit = source_limit(backend, max_tokens, tokenizer)
-    with set_languages(tokenizer, backend, {}, texts, 0, **languages) as (begin, options):
+    call = Call.of(backend, tokenizer, languages)
+    limit, begin = backend.source_limit(tokenizer, max_tokens), call.languages.begin
+    check_target_codes(tokenizer, texts, needed=call.languages.asked["tgt_lang"] is None)
+    with call.languages.read_by(tokenizer):
         source_ids = encode_within(encoder(tokenizer), [begun(tokenizer, text, begin) for text in texts], limit)
-        target_ids = encode_within(target_encoder(backend.plan(options), tokenizer), references, limit)
+        target_ids = encode_within(target_encoder(call.plan, tokenizer), references, limit)
     warn_of_unknown(tokenizer, texts, source_ids)
     warn_of_unknown(tokenizer, references, target_ids, is_target=True)
     pairs: list[tuple[int, list[int], list[int]]] = []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import did_you_mean
 from ..plan_vanilla_transformer import Plan
+from .ctranslate2_folder import PieceTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,7 +22,7 @@ class Spelling:
     """Spells tokens of the target."""
 
     tokenizer: "PreTrainedTokenizerBase"
-    how: str  # "mark", "drop" or "avoid" unknown tokens, as for `decode`
+    how: str  # "mark", "drop" or "avoid" unknown tokens, as for a `Call`
     unknown: int | None  # None: there is none, or it has another purpose as well, such as to end sentences
 
     @classmethod
@@ -70,8 +71,11 @@ class Spelling:
 def _unknown(tokenizer: "PreTrainedTokenizerBase", plan: Plan) -> int | None:
     if getattr(tokenizer, "unk_token_id", None) is None and not getattr(tokenizer, "separate_vocabs", False):
         return None
-    from ..data.symbols import unknown_ids  # it needs transformers
-
     others = {*plan.ends, plan.padding, plan.start, tokenizer.pad_token_id, tokenizer.eos_token_id}
-    unknown = unknown_ids(tokenizer)[1]
+    if isinstance(tokenizer, PieceTokenizer):
+        unknown = tokenizer.unknown_target
+    else:
+        from ..data.symbols import unknown_ids  # it needs transformers
+
+        unknown = unknown_ids(tokenizer)[1]
     return None if unknown in others else unknown

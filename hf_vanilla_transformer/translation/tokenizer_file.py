@@ -7,15 +7,13 @@ from typing import Any
 
 from tokenizers import Tokenizer, processors
 
-from ..checkpoints.kinds import TOKENIZER
+from ..checkpoints.kinds import OLD_TOKENIZER_SETTINGS, TOKENIZER, TOKENIZER_CONFIG
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
 CLASSES = ("VanillaTransformerTokenizer", "VanillaTransformerTokenizerFast")
 CONTROL_TOKENS = ("pad_token", "bos_token", "eos_token")
 # What the configuration may have; any other setting may change how texts are read. The latter have no effect here.
 KNOWN_SETTINGS = {*CONTROL_TOKENS, "model_max_length", "split_special_tokens", "tokenizer_class"}
 KNOWN_SETTINGS |= {"auto_map", "backend", "is_local", "local_files_only", "name_or_path"}
-OLD_FILES = ("special_tokens_map.json", "added_tokens.json")  # transformers reads them, too
 # What reading.py asks for: ids alone, and no warnings.
 ONLY_IDS = {"verbose": False, "return_attention_mask": False, "return_token_type_ids": False}
 
@@ -36,7 +34,8 @@ def open_tokenizer(folder: Path) -> Any:
 def _is_known(folder: Path, config: dict[str, Any]) -> bool:
     """Whether tokenizer.json and settings that are known here are all that says how texts are read."""
     is_ours = config["tokenizer_class"] in CLASSES and all(isinstance(config[name], str) for name in CONTROL_TOKENS)
-    return is_ours and config.keys() <= KNOWN_SETTINGS and not any((folder / name).exists() for name in OLD_FILES)
+    has_others = any((folder / name).exists() for name in OLD_TOKENIZER_SETTINGS)
+    return is_ours and config.keys() <= KNOWN_SETTINGS and not has_others
 
 
 def _load(folder: Path) -> Any:

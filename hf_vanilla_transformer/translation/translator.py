@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import islice
@@ -20,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from ..checkpoints.kinds import Kind, kind_of
+from ..interop.ctranslate2_files import unpacked
 from ..plan_vanilla_transformer import Plan
-from . import decoding
-from .backend import Backend, DeviceError, Translation, check_number
+from .backend import Backend, Call, DeviceError, Translation, check_number
 from .ctranslate2 import CTranslate2Backend, import_library
-from .languages import target_of
+from .ctranslate2_folder import open_tokenizer_of, read_others
+from .decoding import check_texts, texts_of, translate
 from .tokenizer_file import open_tokenizer
 
 if TYPE_CHECKING:  # an exported model is translated without
@@ -60,7 +62,7 @@ class Translator:
     Args:
         model: A folder that `save_pretrained` wrote or a name on the Hub, of any sequence-to-sequence model (a Marian
             model, Helsinki-NLP/opus-mt-..., is converted when it is loaded); or a model, a `PeftModel` among them; or a
-            folder that `vanilla-transformer export --to ctranslate2` wrote.
+            folder in CTranslate2's format, as `export`, its converters, Argos Translate or quickmt have it.
         device: None: CUDA if it is available, else the CPU; a model that is given stays where it is.
         compute_type: As for `engine.attach`: "default" computes in the type of the weights, "int8" with weights of 8
             bits, on a CPU. The backend "ctranslate2" has types of its own; an ensemble's members have theirs, and a
@@ -70,7 +72,8 @@ class Translator:
         backend: "engine" or "ctranslate2". The latter needs the package of that name and decodes as in
             `translation.ctranslate2`; a model is converted for it each time. None: "engine", or the one that a folder
             was exported for.
-        tokenizer: That of a model that is given; a folder or a name has its own.
+        tokenizer: That of a model that is given; a folder or a name has its own. Of a folder in CTranslate2's format
+            without one: also the place of its files.
         src_lang: The source language of calls that don't name one, for a model of several (NLLB, M2M100, mBART, T5).
         tgt_lang: The target language, as well (OPUS-MT, too).
         source_prefix: What sources begin with in such calls, for models that want a task's name there.
@@ -100,7 +103,7 @@ class Translator:
         threads: int | None = None,
         *,
         backend: str | None = None,
-        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        tokenizer: "PreTrainedTokenizerBase | str | Path | None" = None,
         src_lang: str | None = None,
         tgt_lang: str | None = None,
         source_prefix: str | None = None,
@@ -110,22 +113,21 @@ class Translator:
         trust_remote_code: bool = False,
         warm_up: bool = False,
     ) -> None:
-        self.backend = _backend(model, backend)
-        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-            raise ValueError(f"threads is {threads!r}; it has to be an integer of at least 1")
-        if isinstance(model, str | Path) and tokenizer is not None:
+        _check(backend, threads)
+        place, kind = _place(model, backend, revision, token)
+        is_exported = kind is Kind.CTRANSLATE2
+        self.backend = backend or ("ctranslate2" if is_exported else "engine")
+        if kind is not None and tokenizer is not None and not is_exported:
             raise ValueError("tokenizer is for a model that is given; a folder or a name has its own")
-        if self.backend == "ctranslate2":
-            import_library()  # before anything is downloaded
-            if dtype != "auto":
-                raise ValueError('dtype is for the backend "engine"; give compute_type')
+        if self.backend == "ctranslate2" and dtype != "auto":
+            raise ValueError('dtype is for the backend "engine"; give compute_type')
         where: Where = {"revision": revision, "token": token, "trust_remote_code": trust_remote_code}
         self.languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "source_prefix": source_prefix}
         options: dict[str, Any] = {"backend": backend, "dtype": dtype, "warm_up": warm_up, **self.languages, **where}
-        again = partial(type(self), model, device, compute_type, threads, **options)
+        again = partial(type(self), model, device, compute_type, threads, tokenizer=tokenizer, **options)
         self._open_again = again if isinstance(model, str | Path) else None
-        if isinstance(model, str | Path) and kind_of(model) is Kind.CTRANSLATE2:
-            opened = _open_exported(Path(model), device, compute_type, threads)
+        if is_exported:
+            opened = _open_exported(Path(str(place)), device, compute_type, threads, tokenizer)
         else:
             from .opening import open_model  # it needs PyTorch and transformers
 
@@ -138,7 +140,7 @@ class Translator:
             self.check()
         for number in WARM_UP if warm_up else ():
             with suppress(ValueError):  # a model of several languages waits for the first call
-                self._translate(["a b c"] * number, {})
+                self(["a b c"] * number, progress_bar=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._open_again is None:
@@ -156,20 +158,20 @@ class Translator:
         Errors are those of a call: an option is unknown or has a wrong value, the backend lacks it, or no language is
         given.
         """
-        return decoding.plan_of(self.decodes_with, self.tokenizer, **self._resolved(options))
-
-    def _with_languages(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Returns a call's options with this translator's languages where they name none."""
-        target = target_of(self.tokenizer, self.decodes_with, options)
-        return {**self.languages, **({"tgt_lang": target} if target else {}), **options}
-
-    def _resolved(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Returns a call's options for `decode`."""
-        return with_names_of_decode(self._with_languages(options))
+        return self.call(options).plan
 
     def check(self, **options: Any) -> None:
         """Raises what a call with these options would, before there are any texts."""
-        self._translate([], {**options, "progress": None, "progress_bar": False})
+        self.call(options)
+
+    def call(self, options: Mapping[str, Any]) -> Call:
+        """Resolves and checks the options of a call; what isn't said there of languages is as for this translator."""
+        options = {name: value for name, value in options.items() if name != "progress_bar"}
+        return Call.of(self.decodes_with, self.tokenizer, options, self.languages)
+
+    def source_limit(self, max_source_tokens: int | None = None) -> int:
+        """Returns how many tokens a source may have to be translated as one."""
+        return self.decodes_with.source_limit(self.tokenizer, max_source_tokens)
 
     def __repr__(self) -> str:
         name = getattr(self.model, "name_or_path", "") or type(self.model).__name__
@@ -183,12 +185,12 @@ class Translator:
             texts: A string gives one translation. An object with a length, such as a list or a column of a
                 `datasets.Dataset`, gives a list in the same order. Anything else that can be iterated over, such as a
                 generator, a file or a column of a streamed data set, gives an iterator: see `stream`.
-            **options: `n_best`, `alignments`, `src_lang`, `tgt_lang`, `source_prefix`, `prefix`, `split_sentences`,
-                `batch_size`, `batch_tokens`, `max_source_tokens`, `unknown`, `unknown_target`, `progress` and
-                `on_division` as for `decoding.decode`; `progress_bar`: True, False, or None: if standard error is a
-                terminal and it takes more than two seconds; all others are for `generate()`, such as `num_beams` or
-                `max_new_tokens`, by default the model's generation config. `num_return_sequences` above 1 is `n_best`,
-                and `output_alignments` is `alignments`.
+            **options: Those of a `translation.backend.Call`: `n_best`, `alignments`, `src_lang`, `tgt_lang`,
+                `source_prefix`, `prefix`, `split_sentences`, `batch_size`, `batch_tokens`, `max_source_tokens`,
+                `unknown`, `unknown_target`, `progress` and `on_division`; `progress_bar`: True, False, or None: if
+                standard error is a terminal and it takes more than two seconds; all others are for `generate()`, such
+                as `num_beams` or `max_new_tokens`, by default the model's generation config. `num_return_sequences`
+                above 1 is `n_best`, and `output_alignments` is `alignments`.
 
         Returns:
             For each text its translation as a string; with `n_best`, a list of `Translation`s with their scores; with
@@ -196,13 +198,13 @@ class Translator:
 
         Raises:
             TypeError: Texts are not strings, or a set, a dictionary or None; or an option is unknown.
-            ValueError: As `decoding.decode`.
+            ValueError: As `Call.of` and `decoding.translate`.
         """
-        if isinstance(texts, str):
-            return self._translate([texts], options)[0]
         if isinstance(texts, Iterable) and not hasattr(texts, "__len__"):
             return self.stream(texts, **options)
-        return self._translate(texts, options)
+        listed = [texts] if isinstance(texts, str) else texts_of("sentences", texts)
+        results = self._translate(listed, self.call(options), options.get("progress_bar"))
+        return results[0] if isinstance(texts, str) else results
 
     def stream(self, texts: Iterable[str], *, window: int = WINDOW, **options: Any) -> Iterator[Result]:
         """Translates texts that need not all be there yet, or fit into memory; errors come when a text is reached.
@@ -211,48 +213,28 @@ class Translator:
         order: 1 answers each as soon as it is read; many fill the batches. Options are those of a call, with a `prefix`
         of one string; those that need no text are checked at once.
         """
-        decoding.check_texts("sentences", texts)
+        check_texts("sentences", texts)
         check_number("window", window)
         if not isinstance(options.get("prefix"), str | None):
             raise ValueError("prefix has to be one string for a stream, or give the texts as a list")
-        self.check(**options)
-        return self._windows(iter(texts), window, options)
+        return self._windows(iter(texts), window, self.call(options), options.get("progress_bar"))
 
-    def _windows(self, texts: Iterator[str], window: int, options: dict[str, Any]) -> Iterator[Result]:
+    def _windows(self, texts: Iterator[str], window: int, call: Call, shown: bool | None) -> Iterator[Result]:
         first = 0
-        with _bar(None, options.get("progress_bar")) as bar:
+        with _bar(None, shown) as bar:
             while part := list(islice(texts, window)):
-                yield from self._translate(part, {**options, "progress_bar": False}, first)
+                yield from self._translate(texts_of("sentences", part, first), call, False, first)
                 first += len(part)
                 bar.update(len(part))
 
-    def _translate(self, texts: Iterable[str], options: dict[str, Any], first: int = 0) -> list[Any]:
-        texts, options = decoding.texts_of("sentences", texts, first), self._resolved(options)
-        progress, shown = options.pop("progress", None) or (lambda number: None), options.pop("progress_bar", None)
+    def _translate(self, texts: list[str], call: Call, shown: bool | None, first: int = 0) -> list[Any]:
         one_at_a_time = self._locks[os.getpid()] if self.backend == "engine" else nullcontext()
         with _bar(len(texts), shown) as bar, one_at_a_time:
-            rows = decoding.decode(
-                self.decodes_with,
-                self.tokenizer,
-                texts,
-                first=first,
-                progress=lambda number: (bar.update(number), progress(number)),
-                **options,
-            )
-        if options.get("n_best") is not None:
+            both = replace(call, progress=lambda number: (bar.update(number), call.progress(number)))
+            rows = translate(both, texts, first)
+        if call.n_best is not None:
             return rows
-        return [row[0] if options.get("alignments") else row[0].text for row in rows]
-
-
-def with_names_of_decode(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a call's options with those of `generate()` that `decode` has under another name renamed."""
-    renamed = dict(options)
-    if renamed.get("output_alignments"):
-        renamed["alignments"] = renamed.pop("output_alignments")
-    if isinstance(count := renamed.get("num_return_sequences"), int) and count > 1:
-        del renamed["num_return_sequences"]
-        renamed["n_best"] = count if renamed.get("n_best") is None else renamed["n_best"]
-    return renamed
+        return [row[0] if call.alignments else row[0].text for row in rows]
 
 
 def _bar(total: int | None, shown: bool | None) -> tqdm:
@@ -260,21 +242,43 @@ def _bar(total: int | None, shown: bool | None) -> tqdm:
     return tqdm(total=total, unit=" texts", disable=None if shown is None else not shown, delay=delay, leave=False)
 
 
-def _backend(model: object, backend: str | None) -> str:
-    """Returns the backend for a model: the given one, or that which its folder was exported for."""
+def _check(backend: str | None, threads: int | None) -> None:
     if backend not in (None, *BACKENDS):
         raise ValueError(f"backend is {backend!r}; choose one of {', '.join(map(repr, BACKENDS))}")
-    is_exported = isinstance(model, str | Path) and kind_of(model) is Kind.CTRANSLATE2
-    if backend == "engine" and is_exported:
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        raise ValueError(f"threads is {threads!r}; it has to be an integer of at least 1")
+
+
+def _place(
+    model: object, backend: str | None, revision: str | None, token: str | bool | None
+) -> tuple[object, Kind | None]:
+    """Returns where a model is, and of which kind; for a model that is given, itself and None."""
+    if backend == "ctranslate2":
+        import_library()  # before anything is downloaded
+    kind = kind_of(model) if isinstance(model, str | Path) else None
+    if kind is Kind.CTRANSLATE2 and backend == "engine":
         raise ValueError(f'{model} is in CTranslate2\'s format; give backend="ctranslate2", or the model itself')
-    return backend or ("ctranslate2" if is_exported else "engine")
+    if isinstance(model, str) and kind is Kind.NAME and backend != "engine":
+        from ..data.hub_names import check_model_on_hub  # it takes a fifth of a second, as the next one
+        from ..interop.ctranslate2_hub import from_hub
+
+        folder = from_hub(model, revision, token, local_files_only=not (token or check_model_on_hub(model)))
+        return (model, kind) if folder is None else (folder, Kind.CTRANSLATE2)
+    return model, kind
 
 
-def _open_exported(folder: Path, device: Any, compute_type: str, threads: int | None) -> tuple[Any, Any, Backend]:
+def _open_exported(
+    folder: Path, device: Any, compute_type: str, threads: int | None, tokenizer: Any = None
+) -> tuple[Any, Any, Backend]:
     """Opens a folder in CTranslate2's format, with neither PyTorch nor transformers if its tokenizer is a file."""
     default = "cuda" if import_library().get_cuda_device_count() else "cpu"
-    opened = CTranslate2Backend(folder, str(device or default), compute_type, threads)
-    tokenizer = open_tokenizer(folder)
+    with unpacked(folder) as place:
+        opened = CTranslate2Backend(place, str(device or default), compute_type, threads)
+        opened.name_or_path = str(folder)
+        if (others := read_others(place)) is None and tokenizer is not None:
+            raise ValueError("tokenizer is for a model that is given, or that others made; an exported one has its own")
+        if tokenizer is None or isinstance(tokenizer, str | Path):
+            tokenizer = open_tokenizer(place) if others is None else open_tokenizer_of(others, tokenizer)
     opened.check_tokenizer(tokenizer)
     return tokenizer, opened, opened
 

@@ -3,11 +3,13 @@
 import json
 import math
 import os
+import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ import benchmarks.__main__ as benchmark
 from benchmarks import ablate, decoding, models, report, training, work, workers
 from benchmarks import real as real_text
 from benchmarks import text as text_to_text
-from benchmarks.translators import CTranslate2Translator, TransformersTranslator
+from benchmarks.translators import Command, CTranslate2Translator, TransformersTranslator
 
 SIZE = work.Size(d_model=16, heads=2, encoder_layers=2, decoder_layers=1, ffn_dim=32, vocab_size=300)
 QUICK = ["--config", "tiny", "--device", "cpu", "--rounds", "1", "--batches", "1"]
@@ -135,16 +137,28 @@ def test_cases_are_left_out_when_time_is_up(tmp_path, capsys, monkeypatch):
     assert "left out: beam 4, batch 256, as 10 seconds were over" in table
 
 
-def test_text(tiny_checkpoint, tmp_path, capsys):
-    (tmp_path / "in.en").write_text("half past nine\nit\n\nthe fourth of May\n", encoding="utf-8")
+def test_text(tiny_checkpoint, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(text_to_text, "Command", lambda *arguments: SimpleNamespace(run=lambda: (0.5, 3_000_000)))
+    (tmp_path / "in.en").write_text("half past nine\nit\nthe fourth of May\nleft out\n", encoding="utf-8")
     given = ["text", "--model", str(tiny_checkpoint), "--input", str(tmp_path / "in.en"), "--device", "cpu"]
-    _, found = run([*given, "--rounds", "1", "--lines", "3"], tmp_path, capsys)
-    assert list(found["tables"]) == ["beams: 1, 3 lines", "beams: 4, 3 lines"]
-    for rows in found["tables"].values():
-        assert list(rows) == ["ours, uncaptured", "ours"]
+    _, found = run([*given, "--rounds", "1", "--lines", "3", "--singles", "1"], tmp_path, capsys)
+    tables = found["tables"]
+    assert tables.pop("start") == {"ours": {"s": 0.5, "peak MB": 3}}
+    assert list(tables) == ["beams: 1, 3 lines", "beams: 4, 3 lines"]
+    for rows in tables.values():
+        assert list(rows) == ["marian", "ours", "ours, int8"]
         assert rows["ours"]["other lines"] == 0
+        assert all(row["ms, single lines"] > 0 for row in rows.values())
     with pytest.raises(SystemExit, match=r"benchmarks: --input nowhere.en has no lines"):
         benchmark.main([*given[:4], "nowhere.en"])
+
+
+def test_a_command_is_measured_from_its_start_to_its_end():
+    seconds, peak = Command(sys.executable, "-c", "import time; time.sleep(0.2); b'x' * 100_000_000").run()
+    assert seconds > 0.2
+    assert peak > 100_000_000
+    with pytest.raises(RuntimeError, match="exit code 3"):
+        Command(sys.executable, "-c", "import sys; sys.exit(3)").run()
 
 
 # ---- Ablation ----

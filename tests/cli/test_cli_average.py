@@ -9,19 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from trainer_runs import stock_trainer
 
 from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def trained(tiny_checkpoint, tmp_path_factory):
-    """A run with the checkpoints 1 to 6."""
-    run = tmp_path_factory.mktemp("trained") / "run"
-    stock_trainer(tiny_checkpoint, run, max_steps=6).train()
-    return run
 
 
 @pytest.fixture
@@ -86,37 +75,10 @@ def test_an_existing_output(average, folder):
     assert average(folder, "--last", 2, "--overwrite")[0] == 0
 
 
-RUN = "<the run>"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], r"one of the arguments RUN --checkpoints is required \(see vanilla-transformer average --help\)"),
-        (["/no/where"], "/no/where is not a folder; RUN must be"),
-        ([str(ROOT)], "has no complete checkpoint; give a training's folder"),
-        ([RUN, "--last", "7"], r"has 6 complete checkpoints, not 7 \(checkpoint-1, .*\); ask for fewer"),
-        ([RUN, "--last", "0"], "--last: '0' is not an integer of at least 1"),
-        ([RUN, "--checkpoints", f"{RUN}/checkpoint-1"], "--checkpoints: not allowed with argument RUN"),
-        (["--checkpoints", f"{RUN}/checkpoint-1", "--last", "1"], "--last is for RUN's checkpoints, and"),
-        (["--checkpoints", f"{RUN}/checkpoint-9"], "checkpoint-9: there is no such folder"),
-        (["--checkpoints", f"{RUN}/checkpoint-1", "/no/where"], "different folders; give the folder of"),
-        ([RUN, "--output", RUN, "--overwrite"], r"is not just a saved model \(it contains checkpoint-1\)"),
-        ([RUN, "--output", f"{RUN}/checkpoint-6", "--overwrite"], "is not just a saved model"),
-    ],
-)  # fmt: skip
-def test_wrong_use_is_one_line_that_names_the_fix(average, folder, arguments, message):
-    (folder / "tokenizer").mkdir()
-    code, out, err = average(*(argument.replace(RUN, str(folder)) for argument in arguments))
-    assert (code, out) == (2, "")
-    assert re.fullmatch(f"vanilla-transformer: error: .*{message}.*\n", err), err
-    assert not any(folder.glob("averaged*"))
-
-
 @pytest.mark.parametrize("output", ["/proc/average", f"{__file__}/average"])
 def test_an_output_that_cannot_be_written_is_one_line(average, folder, output):
     before = sorted(folder.parent.iterdir())
-    code, out, err = average(folder, "--output", output.replace(RUN, str(folder)))
+    code, out, err = average(folder, "--output", output)
     assert (code in (1, 2), out) == (True, "")
     assert re.fullmatch("vanilla-transformer: error: .*\n", err), err
     assert sorted(folder.parent.iterdir()) == before

@@ -48,32 +48,6 @@ def test_a_folder_is_a_static_space_with_its_card(run, tiny_checkpoint, tmp_path
     assert (front["sdk"], front["app_file"], front["title"]) == ("static", "index.html", tiny_checkpoint.name)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("explain", "--output", "p.html"), "required: --model"),
-        (("explain", "--model", "./nowhere", "--output", "p.html"), "'./nowhere' is neither a folder here nor a name"),
-        (("explain", "--model", "CHECKPOINT", "--output", "no/p.html"), "there is no folder no"),
-        (
-            ("explain", "--model", "CHECKPOINT", "--output", "taken"),
-            "taken exists; choose another output; a page's name",
-        ),
-        (
-            ("explain", "--model", "CHECKPOINT", "--output", "p.html", "--quantization", "int4"),
-            "invalid choice: 'int4'",
-        ),
-    ],
-)
-def test_mistakes_are_one_line(run, tiny_checkpoint, tmp_path, arguments, message):
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "thesis.txt").touch()
-    before = sorted(tmp_path.rglob("*"))
-    code, out, err = run(*(tiny_checkpoint if one == "CHECKPOINT" else one for one in arguments))
-    assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert message in err
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_a_model_that_is_too_large_writes_nothing(run, tiny_checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(contents, "MOST_BYTES", 100_000)
     code, out, err = run("explain", "--model", tiny_checkpoint, "--output", "p.html")

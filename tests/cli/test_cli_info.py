@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -16,15 +17,9 @@ from hf_vanilla_transformer import (
 
 
 @pytest.fixture
-def info(capsys):
+def info(vanilla_transformer):
     """Runs the command; returns code, output and errors."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        code = cli.main(["info", *map(str, arguments)])
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(vanilla_transformer, "info")
 
 
 @pytest.fixture

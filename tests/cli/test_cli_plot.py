@@ -1,4 +1,4 @@
-"""`vanilla-transformer plot`: a picture of each kind, and one line for each mistake, before a model is loaded."""
+"""`vanilla-transformer plot`: a picture of each kind."""
 
 import json
 import sys
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.cli import plot
 from hf_vanilla_transformer.translation.attention import attention_of
 
 LOG = [{"step": 1, "loss": 5.0}, {"step": 2, "loss": 4.0}, {"step": 2, "eval_bleu": 7.5, "eval_perplexity": 30.0}]
@@ -66,41 +65,3 @@ def test_attention_of_the_models_own_translation(run, monkeypatch, tiny_checkpoi
     assert (code, "run pip install '.[plot]' in a checkout" in err, err.count("\n")) == (2, True, 1)
     assert run(*ATTENTION, "--model", tiny_checkpoint, "--output", "a.html") == (0, "wrote a.html\n", "")
     assert "<title>Attention: half past nine</title>" in (tmp_path / "a.html").read_text(encoding="utf-8")
-
-
-MODEL = ("--model", "CHECKPOINT")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "required: KIND (see vanilla-transformer plot --help)"),
-        (("atention",), "did you mean 'attention'?"),
-        (("curves", "a_run", "--output", "a.html"), "--output a.html has to end with .png or .svg"),
-        (("curves", "a_run", "--output", "nowhere/a.png"), "there is no folder nowhere"),
-        (("curves", "nowhere", "--output", "a.png"), "nowhere/trainer_state.json is missing; give the"),
-        (("curves", "empty.json", "--output", "a.png"), "no log has a loss, a perplexity or a BLEU score"),
-        ((*ATTENTION, *MODEL, "--target", " ", "--output", "a.png"), "the text is empty; give a sentence"),
-        ((*ATTENTION, *MODEL, "--layer", 0, "--output", "a.png"), "'0' is not an integer of at least 1"),
-        ((*ATTENTION, *MODEL, "--layer", 1, "--output", "a.html"), "leave out --part, --layer and --heads"),
-        ((*ATTENTION, "--model", "./nowhere", "--output", "a.png"), "'./nowhere' is neither a folder here nor a name"),
-    ],
-)
-def test_mistakes_are_one_line_before_a_model_is_loaded(
-    run, monkeypatch, tiny_checkpoint, tmp_path, arguments, message
-):
-    (tmp_path / "empty.json").write_text('{"log_history": []}')
-    monkeypatch.setattr(plot, "load_translator", lambda *_: pytest.fail("the model was loaded"))
-    code, out, err = run(*(tiny_checkpoint if one == "CHECKPOINT" else one for one in arguments))
-    assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert message in err
-
-
-def test_what_a_model_does_not_have_is_one_line(run, tiny_checkpoint, tmp_path):
-    for options, message in (
-        (("--layer", 3), "layer 3 doesn't exist: there are layers 1 to 2"),
-        (("--heads", 5), "head 5 doesn't exist: there are heads 1 to 4"),
-    ):
-        code, _, err = run(*ATTENTION, "--model", tiny_checkpoint, *options, "--output", "a.png")
-        assert (code, message in err, err.count("\n")) == (2, True, 1), err
-    assert not (tmp_path / "a.png").exists()

@@ -2,24 +2,25 @@
 
 import errno
 import json
+import logging
 import os
-import pty
 import re
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.cli import output, translate
-from hf_vanilla_transformer.translation import decoding
+from hf_vanilla_transformer.translation.translator import Translator
+from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "hf_vanilla_transformer"]
-TRANSLATE = [*COMMAND, "translate", "--greedy", "--max-new-tokens", "2", "--model"]
+TRANSLATE = ["translate", "--max-new-tokens", "2", "--model"]
 # Of the processes, whose output is to be buffered as usual.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 PATIENCE = 120  # seconds, for a process that imports torch on a busy machine
@@ -32,29 +33,49 @@ ALLOCATOR = (
 # Streams
 
 
-def test_a_closed_standard_input(tiny_checkpoint):
-    command = ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "translate", "--model", str(tiny_checkpoint)]
-    result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
+def test_a_closed_standard_input(vanilla_transformer, tiny_checkpoint, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    result = vanilla_transformer("translate", "--model", tiny_checkpoint)
     message = "standard input is closed; give sentences as arguments, or a file by --input FILE"
-    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"vanilla-transformer: error: {message}\n")
+    assert result == (2, "", f"vanilla-transformer: error: {message}\n")
 
 
-def test_a_closed_standard_output(tiny_checkpoint, tmp_path):
+def test_a_closed_standard_output(vanilla_transformer, tiny_checkpoint, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "stdout", None)
     written = tmp_path / "written"
-    command = ["sh", "-c", 'exec "$@" >&-', "sh", *TRANSLATE, str(tiny_checkpoint), "--output", str(written), "nine"]
+    assert cli.main([*TRANSLATE, str(tiny_checkpoint), "--output", str(written), "nine"]) == 0
+    assert written.read_text().count("\n") == 1
+    sys.stdout.close()
+
+
+@pytest.mark.parametrize("sign", ["<&-", ">&-"])
+def test_a_stream_that_the_shell_closes(sign):
+    """Nothing heavy is imported."""
+    command = ["sh", "-c", f'exec "$@" {sign}', "sh", *COMMAND, "--version"]
     result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
-    assert (result.returncode, result.stderr, written.read_text().count("\n")) == (0, "", 1)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_warnings_of_the_library_have_the_name_of_the_program(tiny_checkpoint, tmp_path):
+def test_a_full_disk_is_one_line(tiny_checkpoint, monkeypatch, capsys):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert cli.main([*TRANSLATE, str(tiny_checkpoint), "nine"]) == 1
+    assert re.fullmatch("vanilla-transformer: error: .*No space left on device.*\n", capsys.readouterr().err)
+
+
+def test_warnings_of_the_library_have_the_name_of_the_program(vanilla_transformer, tiny_checkpoint, tmp_path):
     pytest.importorskip("ctranslate2")
     model = shutil.copytree(tiny_checkpoint, tmp_path / "model")
     settings = json.loads((model / "generation_config.json").read_text())
     (model / "generation_config.json").write_text(json.dumps({**settings, "early_stopping": False}))
-    command = [*TRANSLATE, str(model), "--backend", "ctranslate2", "nine"]
-    result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
-    assert result.returncode == 0
-    assert result.stderr.startswith("vanilla-transformer: warning: early_stopping is False in the model's")
+    root = logging.getLogger()
+    handlers, root.handlers = root.handlers, []
+    try:
+        result = vanilla_transformer(*TRANSLATE, model, "--num-beams", 2, "--backend", "ctranslate2", "nine")
+    finally:
+        root.handlers = handlers
+    assert result.code == 0
+    assert result.err.startswith("vanilla-transformer: warning: early_stopping is False in the model's")
 
 
 def test_help_that_is_not_read():
@@ -69,56 +90,19 @@ def test_help_that_is_not_read():
 # Terminals
 
 
-class _Terminal:
-    """A program on a terminal of its own."""
-
-    def __init__(self, command):
-        self.pid, self.file = pty.fork()
-        if self.pid == 0:
-            os.chdir(ROOT)
-            os.execve(command[0], command, ENVIRONMENT)
-        self.shown = b""
-        self.changed = threading.Condition()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self):
-        while True:
-            try:
-                some = os.read(self.file, 10_000)
-            except OSError:  # the program has ended
-                some = b""
-            with self.changed:
-                self.shown += some
-                self.changed.notify_all()
-            if not some:
-                return
-
-    def type(self, text):
-        os.write(self.file, text)
-
-    def wait_for(self, number, pattern):
-        """Waits until the terminal shows as many matches."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: len(re.findall(pattern, self.shown)) >= number, PATIENCE), self.shown
-
-    def exit_code(self):
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
 @pytest.mark.hard
-def test_a_terminal_is_answered_line_by_line(tiny_checkpoint):
-    terminal = _Terminal([*TRANSLATE, str(tiny_checkpoint)])
-    terminal.wait_for(1, rb"Type one sentence per line; Ctrl-D ends the input.\r\n")
-    for number in (1, 2):
+def test_a_terminal_is_answered_line_by_line_until_ctrl_c(tiny_checkpoint):
+    terminal = Terminal([*COMMAND, *TRANSLATE, str(tiny_checkpoint)], ENVIRONMENT)
+    assert terminal.wait_for("Type one sentence per line; Ctrl-D ends the input.\r\n") == ""
+    answers = []
+    for _ in range(2):
         terminal.type(b"twenty-one\n")
-        terminal.wait_for(number, rb"twenty-one\r\n")  # the terminal's echo
-        terminal.wait_for(number + number + 1, rb"\r\n")  # an answer before the next line is typed
-    terminal.type(b"\x04")
-    assert terminal.exit_code() == 0
-    lines = terminal.shown.split(b"\r\n")
-    assert len(lines) == 6
-    assert lines[2] == lines[4]
-    assert b"sentences/s" not in terminal.shown
+        assert terminal.wait_for("twenty-one\r\n") == ""  # the terminal's echo
+        answers.append(terminal.wait_for("\r\n"))  # before the next line is typed
+    assert answers[0] == answers[1]
+    terminal.type(b"\x03")
+    assert terminal.end() == 130
+    assert terminal.shown in (b"", b"^C")
 
 
 # Memory, compilers, bugs
@@ -133,7 +117,7 @@ def fail(monkeypatch):
             raise error
 
         target, name = {
-            "translation": (decoding, "decode"),
+            "translation": (Translator, "__call__"),
             "loading": (translate, "load_translator"),
             "command": (translate, "check_model_name"),
         }[what]

@@ -1,11 +1,9 @@
 """`translate` on files, pipes and slow producers: order, windows, bounds, and what is on disk afterwards."""
 
-import contextlib
 import gzip
 import io
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,14 +12,14 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from small_corpus import NEEDED_BY_NONE
 
 from hf_vanilla_transformer.cli import lines, translate
 from hf_vanilla_transformer.data import formats
 from hf_vanilla_transformer.data.formats import CorpusError, decode_lines
-from hf_vanilla_transformer.translation import decoding
+from hf_vanilla_transformer.translation.translator import Translator
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "hf_vanilla_transformer", "translate", "--greedy", "--max-new-tokens", "2"]
 OPTIONS = ["--greedy", "--max-new-tokens", 3]
 # Of the processes, whose output is to be buffered as usual.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -134,6 +132,22 @@ def run(vanilla_transformer, tiny_checkpoint, monkeypatch, tmp_path):
     return run
 
 
+@pytest.fixture
+def before_each_window(monkeypatch):
+    """Has a function called with each window before it is translated."""
+
+    def call(function):
+        translate = Translator.__call__
+
+        def translate_after_it(translator, window, **options):
+            function(window)
+            return translate(translator, window, **options)
+
+        monkeypatch.setattr(Translator, "__call__", translate_after_it)
+
+    return call
+
+
 def _no_model(*arguments):
     raise AssertionError("a model is loaded")
 
@@ -157,16 +171,10 @@ def test_input_gives_what_the_arguments_give(run, name):
     assert expected.count("\n") == len(SENTENCES)
 
 
-def test_a_file_is_translated_in_windows_of_lines_or_of_characters(run, monkeypatch):
+def test_a_file_is_translated_in_windows_of_lines_or_of_characters(run, before_each_window, monkeypatch):
     expected = run("--", *SENTENCES).out
     windows = []
-    translated = decoding.decode
-
-    def counting(model, tokenizer, window, **options):
-        windows.append(len(window))
-        return translated(model, tokenizer, window, **options)
-
-    monkeypatch.setattr(decoding, "decode", counting)
+    before_each_window(lambda window: windows.append(len(window)))
     monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
     assert run(stdin=TEXT.encode()).out == expected
     monkeypatch.setattr(lines, "CHARACTERS_PER_WINDOW", 10)
@@ -192,43 +200,15 @@ def test_a_file_is_checked_to_its_end_before_any_work(run, monkeypatch, kind):
     assert Path("old").read_text() == "precious"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--input", "nowhere"], "nowhere: no such file; name an existing file"),
-        (["--input", "."], "several files need a place for the translations; give --output"),
-        (["--input", "empty"], "empty: the file is empty; is it"),
-        (["--input", "damaged.gz"], "damaged.gz:1: the compressed file is damaged"),
-        (["nine", "--input", "text"], "sentences and --input FILE are two things to translate; give one of the two"),
-        (["--input", "text", "--output", "./text", "--overwrite"], "--output ./text is the file of another option"),
-        (["--input", "text", "--output", "link", "--overwrite"], "--output link is the file of another option"),
-        (["--output", "text", "nine"], "--output text exists; give another file, or --overwrite to replace it"),
-        (["--output", ".", "nine"], "--output . is a folder; give a file in a folder that exists"),
-        (["--output", "nowhere/new", "nine"], "--output nowhere/new can't be written: there is no folder nowhere"),
-    ],
-)  # fmt: skip
-def test_files_that_cannot_be(run, monkeypatch, options, message):
-    monkeypatch.setattr(translate, "load_translator", _no_model)
-    for name, content in (("empty", b""), ("damaged.gz", gzip.compress(b"text")[:-9]), ("text", b"nine\n")):
-        Path(name).write_bytes(content)
-    Path("link").symlink_to("text")
-    result = run(*options)
-    assert (result.code, result.out) == (2, "")
-    assert message in result.error
-    assert sorted(path.name for path in Path().iterdir()) == ["damaged.gz", "empty", "link", "text"]
-    assert Path("text").read_bytes() == b"nine\n"
-
-
-def test_output_appears_when_it_is_complete_and_is_written_window_by_window(run, monkeypatch):
+def test_output_appears_when_it_is_complete_and_is_written_window_by_window(run, before_each_window, monkeypatch):
     expected = run("--", *SENTENCES).out
-    translated, seen = decoding.decode, []
+    seen = []
 
-    def looking(*arguments, **options):
+    def look(window):
         seen.append([path.read_text(encoding="utf-8") for path in Path().glob(".new.*.partial")])
         assert not Path("new").exists()
-        return translated(*arguments, **options)
 
-    monkeypatch.setattr(decoding, "decode", looking)
+    before_each_window(look)
     monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
     result = run("--output", "new", "--", *SENTENCES)
     assert (result.code, result.out, result.err) == (0, "wrote new\n", "")
@@ -239,15 +219,12 @@ def test_output_appears_when_it_is_complete_and_is_written_window_by_window(run,
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError("bad")])
-def test_a_run_that_fails_leaves_the_old_output(run, monkeypatch, failure):
-    translated = decoding.decode
-
-    def failing(model, tokenizer, window, **options):
+def test_a_run_that_fails_leaves_the_old_output(run, before_each_window, monkeypatch, failure):
+    def fail(window):
         if window == SENTENCES[2:4]:
             raise failure
-        return translated(model, tokenizer, window, **options)
 
-    monkeypatch.setattr(decoding, "decode", failing)
+    before_each_window(fail)
     monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
     Path("old").write_text("precious")
     result = run("--output", "old", "--overwrite", "--", *SENTENCES)
@@ -256,49 +233,30 @@ def test_a_run_that_fails_leaves_the_old_output(run, monkeypatch, failure):
     assert Path("old").read_text() == "precious"
 
 
-# Processes of their own
+# A process of its own
 
-
-@pytest.fixture
-def start(tiny_checkpoint):
-    """Starts `translate` with pipes on all sides, and ends it."""
-    processes = []
-
-    def start(*options, **streams):
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | streams
-        command = [*COMMAND, "--model", str(tiny_checkpoint), *options]
-        processes.append(subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, **pipes))
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+# Runs the command, and says on standard error what is imported at its end.
+CONSOLE_SCRIPT = """
+import atexit, sys
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+from hf_vanilla_transformer.cli import main
+sys.exit(main())
+"""
 
 
 @pytest.mark.slow
-def test_a_slow_pipe_is_answered_line_by_line(start):
-    process = start()
-    answers = []
-    for sentence in (b"twenty-one\n", b"half past nine\n", b"\n"):
-        process.stdin.write(sentence)
-        process.stdin.flush()
-        answers.append(process.stdout.readline())  # hangs if the answer waits for more
-    process.stdin.write(b"twenty-one\nhalf past nine")
-    rest, errors = process.communicate(timeout=PATIENCE)
-    assert rest == answers[0] + answers[1]
-    assert (answers[2], errors, process.returncode) == (b"\n", b"", 0)
-
-
-@pytest.mark.hard
-def test_ctrl_c_while_a_pipe_is_waited_for(start):
-    process = start()
-    process.stdin.write(b"nine\n")
-    process.stdin.flush()
-    process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    assert process.wait(PATIENCE) == 130
-    assert process.stderr.read() == b""
+def test_a_slow_pipe_is_answered_line_by_line_by_little_beyond_the_model(tiny_checkpoint):
+    command = [sys.executable, "-c", CONSOLE_SCRIPT, "translate", "--greedy", "--max-new-tokens", "2"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([*command, "--model", tiny_checkpoint], cwd=ROOT, env=ENVIRONMENT, **pipes) as process:
+        answers = []
+        for sentence in (b"twenty-one\n", b"half past nine\n", b"\n"):
+            process.stdin.write(sentence)
+            process.stdin.flush()
+            answers.append(process.stdout.readline())  # hangs if the answer waits for more
+        process.stdin.write(b"twenty-one\nhalf past nine")
+        rest, errors = process.communicate(timeout=PATIENCE)
+    assert (rest, answers[2], process.returncode) == (answers[0] + answers[1], b"\n", 0)
+    (modules,) = errors.decode().splitlines()
+    assert "hf_vanilla_transformer.engine.decoding.search" in modules.split()
+    assert sorted(NEEDED_BY_NONE.intersection(modules.split())) == []

@@ -57,10 +57,7 @@ def test_every_sentence_is_in_one_batch_and_no_batch_exceeds_the_budget(lengths,
 def test_processes_share_the_batches(lengths, num_processes, accumulation_steps, epoch):
     assume(len(lengths) >= 2 * num_processes * accumulation_steps)
     max_tokens = 200  # six sentences or more, so that there are enough of them for any number of batches here
-    options = {"num_processes": num_processes, "accumulation_steps": accumulation_steps}
-    shares = [
-        list(sampler_of(lengths, max_tokens, epoch, process_index=rank, **options)) for rank in range(num_processes)
-    ]
+    shares = shares_of(lengths, max_tokens, epoch, num_processes, accumulation_steps)
     assert len({len(share) for share in shares}) == 1
     assert len(shares[0]) % accumulation_steps == 0
     batches = [batch for share in shares for batch in share]
@@ -69,24 +66,13 @@ def test_processes_share_the_batches(lengths, num_processes, accumulation_steps,
     assert all(padded(batch, lengths).max() <= max_tokens for batch in batches)
 
 
-def test_little_is_padded():
+def test_little_is_padded_and_rounded_lengths_mix_them():
     lengths = some_lengths(20_000)
-    sampler = sampler_of(lengths, 4096, epoch=3)
-    assert waste(sampler, lengths) < 0.05
-    # In the order of the corpus it is much more.
-    at_random = np.array_split(np.arange(len(lengths)), len(sampler))
-    assert waste(at_random, lengths) > 0.3
-
-
-def test_rounded_lengths_mix_them():
-    lengths = some_lengths(20_000)
-    spans, wastes = {}, {}
-    for tolerance in (0.0, 0.25):
-        sampler = sampler_of(lengths, 4096, length_tolerance=tolerance)
-        spans[tolerance] = np.median([np.ptp(lengths[batch], axis=0) for batch in sampler], axis=0)
-        wastes[tolerance] = waste(sampler, lengths)
-    assert np.all(spans[0.25] > spans[0.0])
-    assert wastes[0.0] < 0.05 < wastes[0.25] < 0.1
+    exact, rounded = (sampler_of(lengths, 4096, epoch=3, length_tolerance=tolerance) for tolerance in (0.0, 0.25))
+    spans = [np.median([np.ptp(lengths[batch], axis=0) for batch in one], axis=0) for one in (exact, rounded)]
+    assert np.all(spans[1] > spans[0])
+    at_random = np.array_split(np.arange(len(lengths)), len(exact))
+    assert waste(exact, lengths) < 0.05 < waste(rounded, lengths) < 0.1 < 0.3 < waste(at_random, lengths)
 
 
 # Several epochs
@@ -94,11 +80,12 @@ def test_rounded_lengths_mix_them():
 
 def test_the_same_seed_and_epoch_give_the_same_batches():
     lengths = some_lengths()
-    for epoch in (0, 1, 7):
-        assert list(sampler_of(lengths, 500, epoch, seed=3)) == list(sampler_of(lengths, 500, epoch, seed=3))
     sampler = sampler_of(lengths, 500, seed=3)
-    assert list(sampler) == list(sampler)  # an epoch lasts until the next is set
-    assert list(sampler) != list(sampler_of(lengths, 500, seed=4))
+    for epoch in (0, 1, 7):
+        sampler.set_epoch(epoch)  # as in a run that is resumed
+        assert list(sampler) == list(sampler)  # an epoch lasts until the next is set
+        assert list(sampler) == list(sampler_of(lengths, 500, epoch, seed=3))
+        assert list(sampler) != list(sampler_of(lengths, 500, epoch, seed=4))
 
 
 def test_epochs_have_other_orders_and_other_batches():
@@ -106,36 +93,25 @@ def test_epochs_have_other_orders_and_other_batches():
     epochs = [list(sampler_of(lengths, 500, epoch)) for epoch in range(4)]
     for one, other in pairwise(epochs):
         # Neither the lengths' order nor who is with whom stays, though sentences of equal lengths alone change places.
-        assert [padded(batch, lengths).tolist() for batch in one] != [
-            padded(batch, lengths).tolist() for batch in other
-        ]
+        sizes = [[padded(batch, lengths).tolist() for batch in epoch] for epoch in (one, other)]
+        assert sizes[0] != sizes[1]
         assert len({frozenset(batch) for batch in one} & {frozenset(batch) for batch in other}) < len(one) / 2
-
-
-def test_long_and_short_batches_come_mixed():
-    lengths = some_lengths()
-    widths = [padded(batch, lengths).max() // len(batch) for batch in sampler_of(lengths, 500)]
-    assert abs(np.corrcoef(widths, range(len(widths)))[0, 1]) < 0.3
-
-
-def test_a_resumed_epoch_goes_on_with_the_batches_that_were_left():
-    lengths = some_lengths()
-    whole = list(sampler_of(lengths, 500, epoch=2, num_processes=2, process_index=1))
-    resumed = sampler_of(lengths, 500, num_processes=2, process_index=1)
-    list(resumed)  # an epoch before
-    resumed.set_epoch(2)
-    assert list(islice(resumed, 17, None)) == whole[17:]
+        widths = [padded(batch, lengths).max() // len(batch) for batch in one]
+        assert abs(np.corrcoef(widths, range(len(widths)))[0, 1]) < 0.3  # long and short batches come mixed
 
 
 # Several processes
 
 
-def plan(lengths, max_tokens, epoch, num_processes, accumulation_steps):
-    """The batches of each update, as sets of sentences, whichever process has them."""
+def shares_of(lengths, max_tokens, epoch, num_processes, accumulation_steps):
+    """The batches of each process."""
     options = {"num_processes": num_processes, "accumulation_steps": accumulation_steps}
-    shares = [
-        list(sampler_of(lengths, max_tokens, epoch, process_index=rank, **options)) for rank in range(num_processes)
-    ]
+    return [list(sampler_of(lengths, max_tokens, epoch, process_index=n, **options)) for n in range(num_processes)]
+
+
+def plan(*arguments):
+    """The batches of each update, as sets of sentences, whichever process has them."""
+    shares, accumulation_steps = shares_of(*arguments), arguments[-1]
     updates = range(0, len(shares[0]), accumulation_steps)
     return [
         sorted(sorted(batch) for share in shares for batch in share[update : update + accumulation_steps])
@@ -164,20 +140,12 @@ def test_a_sentence_longer_than_the_budget():
         assert len(sampler_of(lengths, 9)) == 2
 
 
-@pytest.mark.parametrize(
-    ("sentences", "num_processes", "accumulation_steps", "max_tokens"),
-    [
-        (3, 4, 1, 100),
-        (5, 2, 1, 4),  # of which each is a batch of its own: five can't be halved
-    ],
-)
-def test_too_few_sentences(sentences, num_processes, accumulation_steps, max_tokens):
-    message = (
-        f"{sentences} sentence pairs are too few for {num_processes} processes with {accumulation_steps} batches "
-        "each per update; use fewer processes or batches, more tokens per batch or more data"
-    )
+# Of the latter, each is a batch of its own: five can't be halved.
+@pytest.mark.parametrize(("sentences", "num_processes", "max_tokens"), [(3, 4, 100), (5, 2, 4)])
+def test_too_few_sentences(sentences, num_processes, max_tokens):
+    message = f"{sentences} sentence pairs are too few for {num_processes} processes with 1 batches each per update"
     with pytest.raises(ValueError, match=message):
-        sampler_of([(4, 4)] * sentences, max_tokens, num_processes=num_processes, accumulation_steps=accumulation_steps)
+        sampler_of([(4, 4)] * sentences, max_tokens, num_processes=num_processes)
 
 
 # Streams
@@ -294,25 +262,6 @@ def test_the_passes_of_workers_are_disjoint(files):
     if files == (25, 25):  # the workers' batches come by turns
         for one, other in zip(passes(batches[0::2], 25, 5), passes(batches[1::2], 25, 5), strict=True):
             assert sorted(one + other) == everything(*files)
-
-
-def test_readers_that_are_in_different_passes_do_not_disturb_each_other():
-    class Stream:
-        """Its examples hold the epoch's number, which datasets keep where all workers write to."""
-
-        def set_epoch(self, epoch):
-            self.epoch = epoch
-
-        def __iter__(self):
-            yield from ({"input_ids": [self.epoch], "labels": [0]} for _ in range(6))
-
-    stream = TokenBudgetStream(Stream(), max_tokens=2, window=2)
-    ahead, behind = iter(stream), iter(stream)
-    assert passes(ahead, 6, 3) == [[0] * 6, [1] * 6, [2] * 6]
-    assert passes(islice(behind, 1), 2, 1) == [[0] * 2]
-    next(ahead)  # into its fourth pass
-    assert passes(behind, 4, 1) + passes(behind, 6, 1) == [[0] * 4, [1] * 6]
-    assert passes(ahead, 4, 1) == [[3] * 4]
 
 
 def test_a_stream_without_an_example():

@@ -6,7 +6,7 @@ import pytest
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.documents.document import languages, open_document, translate_document
-from hf_vanilla_transformer.translation.reading import split_sentences
+from hf_vanilla_transformer.translation.division import split_sentences
 
 CUE = "1\n00:00:01,000 --> 00:00:02,000\n"
 PAGE = '<html lang="de"><p>Am 3. Mai kam er. Er ging.</p>'

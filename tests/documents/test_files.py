@@ -8,16 +8,15 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from hf_vanilla_transformer.data.formats import CorpusError
-from hf_vanilla_transformer.documents.document import translate_document
-from hf_vanilla_transformer.documents.files import ERRORS, FileJob, file_jobs, parts_of, write
+from hf_vanilla_transformer.documents.files import ERRORS, FileJob, file_jobs, translate_files
 
 
 def capitals(texts: list[str]) -> list[str]:
@@ -26,10 +25,13 @@ def capitals(texts: list[str]) -> list[str]:
     return [text.upper() for text in texts]
 
 
-def translated(job: FileJob, translator: Callable[[list[str]], list[str]] = capitals) -> int:
+def translated(job: FileJob, call: Callable[[list[str]], list[str]] = capitals) -> int:
     """Writes a file of rows; returns the number of bytes that were read."""
     places = []
-    write(job, parts_of(job, partial(translate_document, translator), places.append))
+    translator = MagicMock(side_effect=call, model=None, languages={"src_lang": None, "tgt_lang": None})
+    ((_, problem),) = translate_files([job], translator, {}, places.append)
+    if problem:
+        raise CorpusError(problem)
     return sum(places)
 
 

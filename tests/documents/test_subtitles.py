@@ -1,10 +1,8 @@
 """Subtitles: what is translated of them, and what stays byte for byte."""
 
 import re
-from collections.abc import Iterable
 from html import unescape
 
-import numpy as np
 import pysubs2
 import pytest
 import srt
@@ -15,40 +13,17 @@ from hypothesis import strategies as st
 from hf_vanilla_transformer.data.formats import CorpusError
 from hf_vanilla_transformer.documents.links import Linked
 from hf_vanilla_transformer.documents.subtitles import Subtitles
+from tests.documents.linking import link, shouted, size
 
 TIMES = "00:00:01,000 --> 00:00:02,500"
 EVENTS = "Format: Layer, Start, End, Style, Name, MarginL, MarginR, MarginV, Effect, Text\n"
 ASS = "[Script Info]\nTitle: a title\n\n[V4+ Styles]\nFormat: Name, Fontname\nStyle: Default,Arial\n\n[Events]\n"
 DIALOGUE = "Dialogue: 0,0:00:01.00,0:00:02.50,Default,,0,0,0,,"
-
-
-def size(text: str) -> int:
-    return len("".join(text.split()))
-
-
-def link(text: str, origins: Iterable[int], number: int) -> Linked:
-    """Links each character of a text with one of the source, in which characters are numbered."""
-    rows = np.array(list(origins))[:, None] == np.arange(number)
-    ends = np.arange(1.0, number + 1), np.arange(1.0, len(rows) + 1)
-    return Linked(text, (number, len(rows)), ((*ends, rows.astype(float)),))
+CUE = f"1\n{TIMES}\n"
 
 
 def shout(source: str, form: str) -> str:
-    """Translates each character into a capital at its place."""
-    document = Subtitles(source, form)
-    return document.translated({text: link(text.upper(), range(size(text)), size(text)) for text in document.texts})
-
-
-def one_cue(said: str, translation: str | None = None) -> tuple[list[str], str]:
-    """Returns the texts of a cue of .srt, and what it says when they, or the only one, are translated."""
-    source = f"1\n{TIMES}\n{said}\n"
-    if translation is None:
-        output = shout(source, ".srt")
-    else:
-        (text,) = Subtitles(source, ".srt").texts
-        output = Subtitles(source, ".srt").translated({text: Linked(translation, (0, 0), ())})
-    assert output.startswith(f"1\n{TIMES}\n")
-    return Subtitles(source, ".srt").texts, output.removeprefix(f"1\n{TIMES}\n").removesuffix("\n")
+    return shouted(Subtitles(source, form))
 
 
 @pytest.mark.parametrize(
@@ -73,43 +48,30 @@ def one_cue(said: str, translation: str | None = None) -> tuple[list[str], str]:
     ],
 )
 def test_texts_of_a_cue(said: str, texts: list[str], translated: str):
-    assert one_cue(said) == (texts, translated)
+    assert Subtitles(f"{CUE}{said}\n", ".srt").texts == texts
+    assert shout(f"{CUE}{said}\n", ".srt") == f"{CUE}{translated}\n"
 
 
 @pytest.mark.parametrize(
-    ("said", "translation", "lines"),
+    ("begin", "said", "translation", "lines"),
     [
-        ("One.", "今" * 48, ["今" * 21, "今" * 21, "今" * 6]),
-        ("One.", "今" * 21 + "，今", ["今" * 20, "今，今"]),
-        ("One.", "가나다 " * 12, ["가나다 가나다 가나다 가나다 가나다 가나다"] * 2),  # not inside a word
-        ("- One.", "abcdefghi " * 5, ["- abcdefghi abcdefghi abcdefghi abcdefghi", "abcdefghi"]),  # 41 columns
-        ("One.", "a" * 50, ["a" * 50]),
-        ("One.<br>Two.", "abcdefghi " * 5, ["abcdefghi abcdefghi abcdefghi abcdefghi<br>abcdefghi"]),
+        (CUE, "One.", "今" * 48, ["今" * 21, "今" * 21, "今" * 6]),
+        (CUE, "One.", "今" * 21 + "，今", ["今" * 20, "今，今"]),
+        (CUE, "One.", "가나다 " * 12, ["가나다 가나다 가나다 가나다 가나다 가나다"] * 2),  # not inside a word
+        (CUE, "- One.", "abcdefghi " * 5, ["- abcdefghi abcdefghi abcdefghi abcdefghi", "abcdefghi"]),  # 41 columns
+        (CUE, "One.", "a" * 50, ["a" * 50]),
+        (CUE, "One.<br>Two.", "abcdefghi " * 5, ["abcdefghi abcdefghi abcdefghi abcdefghi<br>abcdefghi"]),
+        (CUE.replace("\n", "\r\n"), "One.", f"{'a' * 30} {'b' * 30}", [f"{'a' * 30}\r", "b" * 30]),
+        # A player of .ass breaks lines where the file doesn't, and scales them.
+        (ASS + EVENTS + DIALOGUE, "one two", f"{'a' * 30} {'b' * 30}", [f"{'a' * 30} {'b' * 30}"]),
+        (ASS + EVENTS + DIALOGUE, r"one\Ntwo", f"{'a' * 30} {'b' * 30}", [rf"{'a' * 30}\N{'b' * 30}"]),
+        (ASS + EVENTS + DIALOGUE, rf"{'one ' * 16}\Ntwo", f"{'a' * 30} {'b' * 30}", [f"{'a' * 30} {'b' * 30}"]),
     ],
 )
-def test_lines_have_42_columns(said: str, translation: str, lines: list[str]):
-    assert one_cue(said, translation)[1].split("\n") == lines
-
-
-@pytest.mark.parametrize(
-    ("said", "translated"),
-    [
-        ("one two", f"{'a' * 30} {'b' * 30}"),  # a player breaks lines where the file doesn't
-        (r"one\Ntwo", rf"{'a' * 30}\N{'b' * 30}"),
-        (rf"{'one ' * 16}\Ntwo", f"{'a' * 30} {'b' * 30}"),  # as wide as in the source
-    ],
-)
-def test_lines_of_ass_are_those_of_its_player(said: str, translated: str):
-    source = ASS + EVENTS + DIALOGUE + said
-    (text,) = Subtitles(source, ".ass").texts
-    output = Subtitles(source, ".ass").translated({text: Linked(f"{'a' * 30} {'b' * 30}", (0, 0), ())})
-    assert output == ASS + EVENTS + DIALOGUE + translated
-
-
-def test_lines_end_as_those_of_the_file():
-    source = f"1\r\n{TIMES}\r\nOne.\r\n"
-    output = Subtitles(source, ".srt").translated({"One.": Linked(f"{'a' * 30} {'b' * 30}", (0, 0), ())})
-    assert output == source.replace("One.", f"{'a' * 30}\r\n{'b' * 30}")
+def test_lines_have_42_columns(begin: str, said: str, translation: str, lines: list[str]):
+    document = Subtitles(begin + said, ".ass" if begin.startswith(ASS) else ".srt")
+    (text,) = document.texts
+    assert document.translated({text: Linked(translation)}).removeprefix(begin).split("\n") == lines
 
 
 def test_tags_keep_their_order_and_go_before_the_words_behind_them():

@@ -1,7 +1,6 @@
 """The engine is put on and taken off, notices changes, and steps aside where it has to."""
 
 import copy
-import functools
 import pickle
 import threading
 
@@ -37,27 +36,22 @@ def assert_same(found, expected):
 
 
 # ---- On and off ----
-def test_importing_the_package_attaches_nothing(model, monkeypatch):
+@pytest.mark.parametrize("options", [BEAMS, GREEDY], ids=["beams", "greedy"])
+def test_importing_the_package_attaches_nothing(model, monkeypatch, options):
     """An untouched model's `generate()` is transformers' loop, and push_to_hub transformers' method."""
-    assert model.engine is None
     assert "engine" not in vars(model)
     assert VanillaTransformerForConditionalGeneration.push_to_hub is PreTrainedModel.push_to_hub
-    calls = []
-    for name in ("_sample", "_beam_search"):
-        loop = getattr(GenerationMixin, name)
-        counted = lambda *args, loop=loop, **kwargs: calls.append(1) or loop(*args, **kwargs)  # noqa: E731
-        monkeypatch.setattr(GenerationMixin, name, functools.wraps(loop)(counted))
-    expected = [translated(model, **options) for options in (BEAMS, GREEDY)]
-    assert len(calls) == 2
+    calls, generate = [], GenerationMixin.generate
+    monkeypatch.setattr(GenerationMixin, "generate", lambda *args, **given: calls.append(1) or generate(*args, **given))
+    expected = translated(model, **options)
     attached = engine.attach(model)
     assert model.engine is attached
-    for options, one in zip((BEAMS, GREEDY), expected, strict=True):
-        assert_same(translated(model, **options), one)
-    assert (attached.calls, attached.fallbacks, attached.last_reason, len(calls)) == (2, 0, None, 2)
+    assert_same(translated(model, **options), expected)
+    assert (attached.calls, attached.fallbacks, attached.last_reason, len(calls)) == (1, 0, None, 1)
     engine.detach(model)
     assert model.engine is None
-    assert_same(translated(model), expected[0])
-    assert (attached.calls, len(calls)) == (2, 3)
+    assert_same(translated(model, **options), expected)
+    assert (attached.calls, len(calls)) == (1, 2)
 
 
 def test_in_a_with_statement(model):
@@ -70,19 +64,14 @@ def test_in_a_with_statement(model):
     assert model.engine is None
 
 
-@pytest.mark.parametrize("compute_type", ["int4", None, "bfloat16"])
-def test_compute_types_that_do_not_fit(model, compute_type):
-    with pytest.raises(EngineError, match=r"compute_type is|its weights are in float32; load it with dtype="):
-        engine.attach(model, compute_type)
-    assert model.engine is None
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_types_of_weights(dtype):
     model = lively_model().to(dtype)
     name = str(dtype).removeprefix("torch.")
-    assert engine.attach(model).compute_type == name
-    assert engine.attach(model, name).compute_type == name
+    for compute_type in ("int4", None, "float32"):
+        with pytest.raises(EngineError, match=f"compute_type is {compute_type!r}; choose one of 'default', '{name}'"):
+            engine.attach(model, compute_type)
+    assert engine.attach(model).compute_type == engine.attach(model, name).compute_type == name
     with pytest.raises(EngineError, match=f"int8 needs a model in float32 on a CPU, and this one is in {name} on cpu"):
         engine.attach(model, "int8")
     translated(model)
@@ -90,41 +79,30 @@ def test_types_of_weights(dtype):
 
 
 # ---- Copies ----
-def reloaded(model, folder):
-    model.save_pretrained(folder)
-    return VanillaTransformerForConditionalGeneration.from_pretrained(pretrained_model_name_or_path=folder)
-
-
-COPIES = {
-    "deepcopy": lambda model, folder: copy.deepcopy(model),
-    "pickle": lambda model, folder: pickle.loads(pickle.dumps(model)),
-    "checkpoint": reloaded,
-}
-
-
-@pytest.mark.parametrize("kind", COPIES)
-def test_copies_and_saved_checkpoints_are_not_attached(model, kind, tmp_path):
+def test_copies_and_saved_checkpoints_are_not_attached(model, tmp_path):
     engine.attach(model)
-    other = COPIES[kind](model, tmp_path)
-    assert other.engine is None
-    assert model.engine.is_on
-    assert_same(translated(model), translated(other, output_scores=True))
+    model.save_pretrained(tmp_path)
+    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), reloaded):
+        assert other.engine is None
+        assert_same(translated(model), translated(other, output_scores=True))
+    assert (model.engine.is_on, model.engine.calls) == (True, 3)
 
 
-@pytest.mark.parametrize("code", ["# a comment\n", "EDITED = True\n", "not Python\n"])
+@pytest.mark.parametrize("code", ["# a comment\n", "EDITED = True\n"])
 def test_a_checkpoint_with_edited_code_is_told(model, tmp_path, caplog, code):
     model.save_pretrained(tmp_path)
     with (tmp_path / "plan_vanilla_transformer.py").open("a", encoding="utf-8") as file:
         file.write(code)
     other = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
     engine.attach(other)
-    message = f"{tmp_path} has code of its own that differs from hf_vanilla_transformer's: plan_vanilla_transformer.py."
+    message = f"{tmp_path} carries code that was edited, or is another version's: plan_vanilla_transformer.py."
     assert (message in caplog.text) == ("#" not in code)
 
 
 # ---- What is noticed for good ----
-def optimizer_step(model, **settings):
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, **settings)
+def optimizer_step(model):
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     model(**INPUTS, labels=INPUTS["input_ids"]).loss.backward()
     optimizer.step()
 
@@ -153,16 +131,19 @@ def in_place(model):
         model.lm_head.weight[7, 3] += 1
 
 
+def patched(model):
+    plain = model.lm_head.forward
+    model.lm_head.forward = lambda x: 3 * plain(x)
+
+
 FOR_GOOD = {
-    "Adam": optimizer_step,
-    "fused Adam": lambda model: optimizer_step(model, fused=True),
+    "fused Adam": optimizer_step,
     "adapters merged": merged_adapters,
     "an average": averaged,
     "modules swapped": swapped,
     "a parameter replaced": another_parameter,
-    "a state loaded": lambda model: model.load_state_dict(lively_model(seed=5).state_dict()),
     "one element": in_place,
-    "layers dropped": lambda model: model.model.decoder.layers.pop(1),
+    "a method patched": patched,
     "vocabulary resized": lambda model: model.resize_token_embeddings(60, mean_resizing=False),
 }
 
@@ -181,21 +162,13 @@ def test_changes_of_the_model_are_noticed(model, change, caplog):
     assert [record.levelname for record in caplog.records if "without the engine" in record.message] == ["WARNING"]
     engine.detach(model)
     assert_same(found, translated(model, output_scores=True))
-    if change != "layers dropped":  # of which the configuration knows nothing
+    if change != "a method patched":
         attached = engine.attach(model)
         assert_same(translated(model), found)
         assert (attached.calls, attached.fallbacks) == (1, 0)
 
 
 # ---- What is noticed for a call ----
-def global_hook(model):
-    return nn.modules.module.register_module_forward_hook(lambda module, inputs, output: None).remove
-
-
-def module_hook(model):
-    return model.model.encoder.register_forward_pre_hook(lambda module, inputs: None).remove
-
-
 def training_mode(model):
     model.train()
     for module in model.modules():  # so that the result is the same
@@ -210,9 +183,15 @@ def autocast(model):
     return lambda: context.__exit__(None, None, None)
 
 
-OF_SURROUNDINGS = {
-    "global hook": (global_hook, "there are hooks on all modules"),
-    "hook": (module_hook, "a VanillaTransformerEncoder has hooks"),
+OF_SURROUNDINGS = {  # what puts it there and returns what removes it, and the reason
+    "global hook": (
+        lambda model: nn.modules.module.register_module_forward_hook(lambda *call: None).remove,
+        "there are hooks on all modules",
+    ),
+    "hook": (
+        lambda model: model.model.encoder.register_forward_pre_hook(lambda *call: None).remove,
+        "a VanillaTransformerEncoder has hooks",
+    ),
     "training": (training_mode, "is in training mode"),
     "autocast": (autocast, "autocast is on"),
 }
@@ -257,7 +236,7 @@ def test_threads_share_an_engine(model):
     found = {}
 
     def work(number):
-        for _ in range(5):
+        for _ in range(2):
             found[number] = translated(model, num_beams=number + 1).sequences.tolist()
 
     threads = [threading.Thread(target=work, args=[number]) for number in range(4)]

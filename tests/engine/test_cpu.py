@@ -2,40 +2,27 @@
 
 import ast
 import copy
+import functools
 import re
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from test_generation import SOURCES, padded
-from test_packed import CLOSE, by_transformers, by_us, errors_of_steps, varied
+from test_packed import CLOSE, errors_of_steps, varied
+from test_search import by_transformers, by_us
 
 from hf_vanilla_transformer import engine
-from hf_vanilla_transformer.engine import cpu, torch_private
-from hf_vanilla_transformer.engine.cpu import CPU, INTEL, OTHERS, this_processor
-from hf_vanilla_transformer.engine.decoding.weights import Weights
+from hf_vanilla_transformer.engine import torch_private
+from hf_vanilla_transformer.engine.decoding import linear, packed, weights
+from hf_vanilla_transformer.engine.decoding.screen import Screen
 
-needs_onednn = pytest.mark.skipif(not CPU.has_onednn, reason="this torch has no oneDNN")
-
-# What the engine is to compute with, and how it then keeps weights. Some have thresholds at which this test's small
-# model comes to what is made for large ones.
-PROCESSORS = [
-    (INTEL, {"ColumnLinear"}),
-    (INTEL | {"elements_for_mkl": 1024, "multiplications_for_mkl": 4000}, ["ColumnLinear", "MixedLinear"]),
-    (OTHERS, {"MixedLinear"}),
-    (OTHERS | {"elements_for_both": 1024}, ["MixedLinear", "PackedLinear"]),
-    ({"has_onednn": False, "has_fast_bfloat16": False}, {"PlainLinear"}),
-]
+needs_onednn = pytest.mark.skipif(torch_private.onednn_linear() is None, reason="this torch has no oneDNN")
 
 
-def use(monkeypatch, processor):
-    """Lets the whole engine compute as it does on a processor."""
-    users = [module for name, module in sys.modules.items() if name.startswith("hf_vanilla_transformer.engine.")]
-    for module in users:
-        if "CPU" in vars(module):
-            monkeypatch.setattr(module, "CPU", processor)
+def keep(monkeypatch, *layouts):
+    """Lets the engine keep weights of float32 in these layouts alone."""
+    monkeypatch.setattr(linear, "_layouts", lambda weight, is_int8: layouts)
 
 
 def model_of_ones_own():
@@ -43,47 +30,142 @@ def model_of_ones_own():
     return copy.deepcopy(varied())
 
 
+@functools.cache
+def expected(num_beams):
+    """What transformers' loop finds by the plain modules."""
+    return by_transformers(varied(), **padded(SOURCES), max_new_tokens=12, num_beams=num_beams).sequences
+
+
 def assert_same_decoding():
-    """Greedy and beam search choose what transformers' loop does of the plain modules."""
-    model, options = model_of_ones_own(), {**padded(SOURCES), "max_new_tokens": 12}
+    model = model_of_ones_own()
     for num_beams in (1, 3):
-        expected = by_transformers(model, **options, num_beams=num_beams).sequences
-        assert torch.equal(by_us(model, **options, num_beams=num_beams).sequences, expected)
+        found = by_us(model, **padded(SOURCES), max_new_tokens=12, num_beams=num_beams).sequences
+        assert torch.equal(found, expected(num_beams))
 
 
-# ---- Each processor ----
+# ---- Layouts ----
 @needs_onednn
-@pytest.mark.parametrize(("changes", "expected"), PROCESSORS, ids=str)
-def test_each_processor_decodes_as_the_plain_model(monkeypatch, changes, expected):
-    use(monkeypatch, replace(CPU, **changes))
+@pytest.mark.parametrize("layout", [linear.PlainLinear, linear.ColumnLinear, linear.PackedLinear])
+def test_each_layout_decodes_as_the_plain_model(monkeypatch, layout):
+    keep(monkeypatch, layout)
     assert_same_decoding()
     largest, _ = errors_of_steps(model_of_ones_own(), is_int8=False)
     assert largest < CLOSE[torch.float32]["atol"] + 20 * CLOSE[torch.float32]["rtol"]  # logits are up to 20
-    layers = Weights(varied()).decoder.layers
-    kinds = {type(one).__name__ for layer in layers for one in vars(layer).values()}
-    assert {kind for kind in kinds if kind.endswith("Linear")} == set(expected)
+    with engine.attach(model_of_ones_own()) as attached:
+        assert set(attached.layouts) == {"qkv", "out", "cross_query", "cross_out", "fc1", "fc2"}
+        assert set(attached.layouts.values()) == {layout.__name__}
 
 
-@pytest.mark.filterwarnings("error::UserWarning")
-@pytest.mark.parametrize("changes", [{}, {"reduce_range": True}], ids=str)
-def test_each_processor_decodes_in_8_bits(monkeypatch, changes):
-    use(monkeypatch, replace(CPU, **changes))
-    _, error = errors_of_steps(model_of_ones_own(), is_int8=True)
-    assert 1e-3 < error < 0.1  # as in test_8_bits_come_close; inputs of 7 bits are among the worst of them
-    options = {**padded(SOURCES), "max_new_tokens": 6, "compute_type": "int8"}
-    for num_beams in (1, 3):
-        assert by_us(model_of_ones_own(), **options, num_beams=num_beams).sequences.shape[1] == 7
+def taking(*seconds):
+    """A layout whose products are said to take as long for each of ROWS."""
+    return type("Timed", (linear.PlainLinear,), {"seconds": list(seconds)})
 
 
-# ---- The processor ----
-@pytest.mark.parametrize("instructions", [*cpu.MULTIPLY_BFLOAT16, None])
-def test_bfloat16_is_fast_by_instructions_that_multiply_it(monkeypatch, instructions):
-    monkeypatch.setattr(torch_private, "has_onednn_bfloat16", lambda: True)  # as with AVX-512 alone
-    capabilities = dict.fromkeys(cpu.MULTIPLY_BFLOAT16, False) | {"avx512_f": True, instructions: True}
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    assert this_processor().has_fast_bfloat16 is (CPU.has_onednn and instructions is not None)
-    monkeypatch.setattr(torch_private, "has_onednn_bfloat16", lambda: False)
-    assert not this_processor().has_fast_bfloat16
+@pytest.mark.parametrize(
+    ("first", "second", "chosen"),
+    [
+        ((2, 2, 2), (6, 6, 6), "0000"),
+        ((6, 6, 6), (2, 2, 2), "1111"),
+        ((2, 2, 6), (6, 6, 2), "0001"),
+        ((4, 4, 4), (3.8, 3.8, 3.8), "0000"),  # a close call keeps the first
+    ],
+)
+def test_the_fastest_layout_is_chosen_for_each_number_of_rows(monkeypatch, first, second, chosen):
+    layouts = taking(*first), taking(*second)
+    monkeypatch.setattr(linear, "_measure", lambda maps, width, dtype: maps[0].seconds)
+    state = torch.random.get_rng_state()
+    found = linear.fastest((8, 8), torch.float32, layouts, 4, 1)
+    assert torch.equal(torch.random.get_rng_state(), state)  # a user's seed isn't used up
+    assert "".join(str(layouts.index(one)) for one in found) == chosen
+    keep(monkeypatch, *layouts)
+    monkeypatch.setattr(linear, "fastest", lambda *shape: found)
+    weight, bias, x = torch.randn(6, 8), torch.randn(6), torch.randn(40, 8)
+    own = linear.linear_map(weight, bias)
+    assert isinstance(own, linear.ByRows) is (len(set(found)) > 1)
+    for rows in (1, 3, 12, 40):
+        torch.testing.assert_close(own(x[:rows]), torch.nn.functional.linear(x[:rows], weight, bias))
+    monkeypatch.setattr(linear, "ELEMENTS_FOR_BOTH", 8)  # no second copy of a large weight
+    assert type(linear.linear_map(weight, bias)) is found[0]
+
+
+def test_products_are_measured():
+    found = linear._measure([linear.PlainLinear(torch.randn(6, 8), None)] * 3, 8, torch.float32)
+    assert len(found) == len(linear.ROWS)
+    assert all(0 < seconds < 1 for seconds in found)
+
+
+def test_small_weights_stay_in_float32(monkeypatch):
+    monkeypatch.setattr(linear, "ELEMENTS_FOR_INT8", 6 * 8)
+    kinds = [repr(linear.linear_map(torch.randn(rows, 8), None, is_int8=True)) for rows in (5, 6)]
+    assert ["FBGEMM" in kind or "OneDNN" in kind for kind in kinds] == [False, True]
+
+
+# ---- The most probable tokens ----
+def screened(monkeypatch, model, **options):
+    """Decodes greedily with a screen from the first step on."""
+    monkeypatch.setattr(weights, "ELEMENTS_TO_SCREEN", 0)
+    monkeypatch.setattr(weights, "STEPS_TO_SCREEN", 0)
+    asked, call = [], Screen.__call__
+    monkeypatch.setattr(Screen, "__call__", lambda self, *own: asked.append(1) or call(self, *own))
+    options = {"max_new_tokens": 12, "num_beams": 1, **options}
+    return by_us(copy.deepcopy(model), **padded(SOURCES), **options).sequences, len(asked)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_screen_finds_the_token_of_all_logits(bias):
+    steps = 10_000
+    for scale, width in ((1.0, 64), (0.01, 64), (30.0, 7)):
+        weight = torch.randn(500, width) * scale * torch.rand(500, 1)
+        weight[7] = weight[3]  # a tie
+        shift = torch.randn(500) * scale if bias else None
+        own = Screen(weight, shift, linear.OneDNNLinear(weight, shift), lambda: pytest.fail("too many tokens"))
+        x = torch.randn(steps, width) * torch.rand(steps, 1) * 5
+        x[: steps // 2] += weight[torch.randint(500, (steps // 2,))] / scale**2  # near a token, as trained models are
+        logits = torch.nn.functional.linear(x.double(), weight.double(), shift if shift is None else shift.double())
+        found = torch.cat([own(rows) for rows in x.split(16)])
+        assert torch.equal(found, logits.argmax(dim=1))
+
+
+def test_barred_tokens_are_never_found():
+    weight, x = torch.randn(300, 16), torch.randn(8, 16)
+    own = Screen(weight, None, linear.OneDNNLinear(weight, None), lambda: linear.PlainLinear(weight, None))
+    best = (x @ weight.T).argmax(dim=1)
+    bar = lambda scores: scores.scatter(1, best[:, None], -torch.inf)  # noqa: E731
+    assert torch.equal(own(x, bar), bar(x @ weight.T).argmax(dim=1))
+    alone = lambda scores: torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([5]), 0.0)  # noqa: E731
+    assert own(x, alone).tolist() == [5] * 8
+    assert own(x * torch.nan).tolist() == [0] * 8  # as argmax finds it
+
+
+@pytest.mark.parametrize(
+    ("options", "is_screened"),
+    [
+        ({}, True),
+        ({"bad_words_ids": [[5], [7, 9]], "min_new_tokens": 6, "no_repeat_ngram_size": 2}, True),
+        ({"forced_bos_token_id": 4, "suppress_tokens": [6]}, True),
+        ({"repetition_penalty": 1.3}, False),  # needs all logits
+        ({"num_beams": 3}, False),
+    ],
+    ids=str,
+)
+def test_greedy_search_with_a_screen(monkeypatch, options, is_screened):
+    options = {"max_new_tokens": 12, "num_beams": 1, **options}
+    expected = by_transformers(varied(), **padded(SOURCES), **options).sequences
+    found, asked = screened(monkeypatch, varied(), **options)
+    assert torch.equal(found, expected)
+    assert bool(asked) is is_screened
+
+
+def test_a_screen_is_made_after_some_steps_and_for_few_rows(monkeypatch):
+    monkeypatch.setattr(packed, "ROWS_TO_SCREEN", len(SOURCES) - 1)
+    assert screened(monkeypatch, varied())[1] == 0
+    monkeypatch.setattr(packed, "ROWS_TO_SCREEN", 64)
+    with monkeypatch.context() as context:
+        _, asked = screened(context, varied())
+        assert asked > 3
+        context.setattr(weights, "STEPS_TO_SCREEN", 2)
+        found = by_us(copy.deepcopy(varied()), **padded(SOURCES), max_new_tokens=12, num_beams=1).sequences
+    assert torch.equal(found, expected(1))
 
 
 # ---- Private functions of torch ----
@@ -108,7 +190,7 @@ def hidden(request, monkeypatch):
         return None if path == request.param else find(path)
 
     monkeypatch.setattr(torch_private, "find", find_others)
-    use(monkeypatch, replace(this_processor(), **OTHERS | {"elements_for_both": 0}))
+    monkeypatch.setattr(linear, "ELEMENTS_FOR_INT8", 0)
     yield request.param
     assert request.param in asked
 
@@ -127,6 +209,7 @@ def test_results_stay_without_a_private_function(hidden):
         assert (attached.calls, attached.last_reason) == (0, "there are hooks on all modules")
     else:
         assert_same_decoding()
+        linear.linear_map(torch.randn(4, 4).bfloat16(), None)
     if hidden in INT8:
         with pytest.raises(engine.EngineError, match=r"int8 needs products of 8 bits, and torch .* lacks them"):
             engine.attach(model_of_ones_own(), compute_type="int8")

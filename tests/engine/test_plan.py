@@ -51,6 +51,7 @@ CALLS = {
     "no padding": ({"pad_token_id": None, "num_beams": 1}, {}),
     "0 new tokens at least": ({"min_length": 6}, {"min_new_tokens": 0}),
     "forced and barred": ({}, {"forced_bos_token_id": 5, "suppress_tokens": [5], "num_beams": 1}),
+    "more hypotheses than beams": ({}, {"num_return_sequences": 7}),
     "no time": ({}, {"max_time": 0.0, "num_beams": 1}),
     "a typing error": ({}, {"bad_words": []}),
     "two sources": ({}, {"inputs": torch.tensor([SOURCES[0]])}),

@@ -30,51 +30,37 @@ class Halved(nn.Linear):
         return super().forward(x) / 2
 
 
-def _networks(model):
-    return [layer.feed_forward for layer in model.model.decoder.layers]
-
-
 def _put_in(make, model):
     """Replaces a map of each layer."""
-    for network in _networks(model):
-        network.fc2 = make(network.fc2)
-
-
-def _patch(model):
-    network = _networks(model)[0]
-    network.forward = functools.partial(lambda plain, x: 3 * plain(x), network.forward)
+    for layer in model.model.decoder.layers:
+        layer.feed_forward.fc2 = make(layer.feed_forward.fc2)
 
 
 def _adapt(model):
     peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2)).eval()
 
 
+def _set(place, name, value):
+    """Sets an attribute of a module, or of the configuration, below the model."""
+    return lambda model: setattr(model.get_submodule(place) if place != "config" else model.config, name, value)
+
+
+NETWORK = "model.decoder.layers.0.feed_forward"
 CHANGES = {
-    "a subclass": (lambda model: setattr(model, "__class__", Derived), "Derived is not VanillaTransformerForCond"),
-    "remote code": (
-        lambda model: setattr(model, "__class__", Remote),
-        "its class came with the checkpoint; import hf_",
-    ),
-    "adapters below": (_adapt, "Linear is not one of the model's own"),
-    "a hook": (lambda model: _networks(model)[0].register_forward_hook(print), "FeedForward has hooks"),
-    "a patched module": (_patch, "FeedForward has a forward of its own"),
-    "a foreign map": (functools.partial(_put_in, lambda old: Halved(48, 32)), "Halved is not one"),
+    "a subclass": (_set("", "__class__", Derived), "Derived is not VanillaTransformerForCond"),
+    "remote code": (_set("", "__class__", Remote), "its class came with the checkpoint; import hf_"),
+    "adapters below": (_adapt, "Linear is not what the configuration says"),
+    "a hook": (lambda model: model.get_submodule(NETWORK).register_forward_hook(print), "FeedForward has hooks"),
+    "a patched module": (_set(NETWORK, "forward", lambda x: 3 * x), "FeedForward has a forward of its own"),
+    "a foreign map": (functools.partial(_put_in, lambda old: Halved(48, 32)), "Halved is not what"),
     "a parametrized map": (functools.partial(_put_in, nn.utils.parametrizations.weight_norm), "ParametrizedLinear"),
-    "another head size": (
-        lambda model: setattr(model.model.encoder.layers[0].self_attn, "head_dim", 4),
-        "Attention is another one than the configuration",
-    ),
-    "norms elsewhere": (
-        lambda model: setattr(model.config, "norm_position", "pre"),
-        "PostNormResidual is not one of the model",
-    ),
-    "renormalised embeddings": (
-        lambda model: setattr(model.model.decoder.embed_tokens, "max_norm", 1.0),
-        "Embedding is another one than the configuration",
-    ),
-    "an attention of one's own": (lambda model: setattr(model.config, "_attn_implementation", "own"), "is own"),
-    "several types": (lambda model: _networks(model)[1].to(torch.bfloat16), "several devices or types"),
-    "no values": (lambda model: model.to("meta"), "its parameters are of type Parameter, torch.float32"),
+    "another head size": (_set("model.encoder.layers.0.self_attn", "head_dim", 4), "Attention is not what"),
+    "norms elsewhere": (_set("config", "norm_position", "pre"), "PostNormResidual is not what"),
+    "renormalised embeddings": (_set("model.decoder.embed_tokens", "max_norm", 1.0), "Embedding is not what"),
+    "an attention of one's own": (_set("config", "_attn_implementation", "own"), "the attention is own"),
+    "no causal mask": (_set("config", "is_causal", False), "the configuration has `is_causal`"),
+    "several types": (lambda model: model.get_submodule(NETWORK).to(torch.bfloat16), "of one floating-point type"),
+    "no values": (lambda model: model.to("meta"), "of one floating-point type, on one device"),
 }
 
 

@@ -175,7 +175,7 @@ def test_training_shortcuts_change_no_loss_and_are_for_cpus(device, monkeypatch)
     torch.testing.assert_close(gradients(model, batch), expected, **ROUNDING)
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.gpu)], ids=["plain", "compiled"])
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
 def test_packed_batches_are_the_cpus_padded_ones(device, compiled, bf16):
     """On CUDA by FlexAttention: rows of several blocks, most of which have no pair in common."""

@@ -49,14 +49,7 @@ torch.save(results, sys.argv[3])
 """
 
 
-def environment(hub, home, token=TOKEN):
-    """The variables of a new process that asks the hub."""
-    own = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    return {**kept, **own, "HF_HUB_DISABLE_TELEMETRY": "1", **({"HF_TOKEN": token} if token else {})}
-
-
-def connect(patch, endpoint, token=TOKEN):
+def connect(patch, endpoint):
     """Lets this process's client ask a hub, although the tests are offline."""
     values = {"ENDPOINT": endpoint, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
     values["HUGGINGFACE_CO_URL_TEMPLATE"] = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
@@ -64,10 +57,7 @@ def connect(patch, endpoint, token=TOKEN):
         patch.setattr(constants, name, value)
     patch.setattr(transformers.utils.hub, "_hf_api", None)
     patch.setattr(time, "sleep", lambda seconds: None)  # between two attempts
-    if token:
-        patch.setenv("HF_TOKEN", token)
-    else:
-        patch.delenv("HF_TOKEN", raising=False)
+    patch.setenv("HF_TOKEN", TOKEN)
 
 
 def logits_in_a_new_process(hub, how, models, folder):
@@ -76,7 +66,9 @@ def logits_in_a_new_process(hub, how, models, folder):
     script = f"SENTENCES = {SENTENCES!r}\n{LOADING}"
     options = ["-I"] if how == "hidden" else []
     command = [sys.executable, *options, "-c", script, how, json.dumps(models), str(result)]
-    variables = {**environment(hub, folder / f"home-{how}"), "PYTHONPATH": str(PACKAGE.parent)}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    variables |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / f"home-{how}"), "HF_HUB_DISABLE_XET": "1"}
+    variables |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_TOKEN": TOKEN, "PYTHONPATH": str(PACKAGE.parent)}
     run = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=280, check=False)
     assert run.returncode == 0, run.stderr
     return torch.load(result)

@@ -14,7 +14,8 @@ from huggingface_hub import ModelCard
 from small_runs import recipe_in
 
 from hf_vanilla_transformer import cli
-from hf_vanilla_transformer.hub.facts import CurvePoint, curve_of, read_facts
+from hf_vanilla_transformer.data.symbols import train_tokenizer
+from hf_vanilla_transformer.hub.facts import curve_of, inherited, read_facts
 from hf_vanilla_transformer.hub.model_card import save_card
 
 
@@ -68,39 +69,35 @@ def test_the_card_that_training_wrote(trained):
     assert (tables["schedule"], tables["seed"]) == ("inverse sqrt, 2 updates of warm-up", "42")
     assert re.fullmatch(r".+, \d+ threads?", tables["hardware"])
     assert re.fullmatch(r"\d:\d\d:\d\d", tables["time (h:mm:ss)"])
-    rows = [re.split(r" \| ", line.strip("| ")) for line in text.splitlines() if re.match(r"\| [24] \|", line)]
+    rows = [re.split(r" \| ", line.strip("| "))[::3] for line in text.splitlines() if re.match(r"\| [24] \|", line)]
     evaluations = [entry for entry in state["log_history"] if "eval_loss" in entry]
-    assert [row[0] for row in rows] == ["2", "4"]
-    assert [row[3:] for row in rows] == [
-        [f"{one['eval_perplexity']:.2f}", f"{one['eval_bleu']:.2f}"] for one in evaluations
-    ]
+    assert rows == [[str(one["step"]), f"{one['eval_perplexity']:.2f}"] for one in evaluations]
     scores = json.loads((trained / "averaged-2" / "scores.json").read_text())
-    shown = [
-        (one.dataset_split, one.metric_name, one.metric_args["signature"])
-        for one in data_of(trained / "averaged-2").eval_results
-    ]
-    assert shown == [(one["split"], score["name"], score["signature"]) for one in scores for score in one["scores"]]
+    shown = [(one.dataset_split, one.metric_name) for one in data_of(trained / "averaged-2").eval_results]
+    assert shown == [(one["split"], score["name"]) for one in scores for score in one["scores"]]
 
 
 def test_what_the_user_says_is_added_and_the_rest_is_as_it_was(folder, card):
     before = text_of(folder)
     options = ["--source-lang", "en", "--target-lang", "de", "--license", "cc-by-4.0", "--dataset", "a/b", "c"]
-    code, out, err = card(folder, *options, "--title", "Numbers", "--limits", "It knows numbers.", "--overwrite")
-    assert (code, out, err) == (0, f"wrote {folder}/README.md\n", "")
+    options += ["--base-model", "d/e", "--title", "Numbers", "--limits", "It knows numbers.", "--overwrite"]
+    assert card(folder, *options) == (0, f"wrote {folder}/README.md\n", "")
     data, text = data_of(folder), text_of(folder)
-    assert (data.language, data.license, data.datasets) == (["en", "de"], "cc-by-4.0", ["a/b", "c"])
+    said = (data.language, data.license, data.datasets, data.base_model)
+    assert said == (["en", "de"], "cc-by-4.0", ["a/b", "c"], "d/e")
     assert "that translates from `en` to `de`" in text
     assert "\n# Numbers\n" in text
     assert "## Limits\n\nIt knows numbers.\n\nThe model translates one sentence" in text
     old, new = ({one for one in card.splitlines() if one.startswith("|")} for card in (before, text))
     assert old == new
+    assert inherited(str(folder)) == {"license": "cc-by-4.0", "base_model": "d/e", "metadata": {}}
     # and once more, without options
     assert card(folder, "--overwrite")[0] == 0
     assert text_of(folder) == text
 
 
-@pytest.mark.parametrize("name", ["README.md", "model_card.json"])
 @pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("name", ["README.md", "model_card.json"])
 def test_nothing_is_written_through_a_link(folder, card, tmp_path, name, there):
     target, link = tmp_path / "precious", folder / name
     if there:
@@ -108,67 +105,39 @@ def test_nothing_is_written_through_a_link(folder, card, tmp_path, name, there):
     link.unlink()
     link.symlink_to(target)
     code, _, err = card(folder, "--overwrite")
-    assert code == 2
-    assert f"is a link to {target}" in err
-    assert target.exists() is there
-    assert not there or target.read_text() == "{}"
+    assert (code, f"is a link to {target}" in err) == (2, True)
+    assert (target.read_text() if target.exists() else None) == ("{}" if there else None)
 
 
 def test_nothing_is_guessed(folder, card):
     code, out, _ = card(folder, "--overwrite")
     assert code == 0
-    assert out.splitlines()[1:] == [
-        "note: the card names no languages (--source-lang, --target-lang)",
-        "note: the card names no licence (--license)",
-    ]
+    missing = ["languages (--source-lang, --target-lang)", "licence (--license)"]
+    assert out.splitlines()[1:] == [f"note: the card names no {one}" for one in missing]
     assert data_of(folder).to_dict().keys() == {"library_name", "pipeline_tag", "tags", "model-index"}
     assert "needed" not in text_of(folder).lower()
 
 
-def test_an_existing_card_stays(folder, card):
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    code, _, err = card(folder, "--license", "mit")
-    assert code == 2
-    assert err == f"vanilla-transformer: error: {folder}/README.md exists; give --overwrite to replace it\n"
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-
-
 def test_what_the_user_has_written_into_the_metadata_is_kept(folder, card):
-    file = folder / "README.md"
-    own = "---\nlicense: mit\nlanguage: fr\nbase_model: some/body\ndatasets: [a/b]\ntags: [mine]\n"
-    file.write_text(
-        text_of(folder)
-        .replace("---\n", own, 1)
-        .replace("tags:\n- vanilla_transformer\n- attention-is-all-you-need\n", "")
-    )
-    assert card(folder, "--overwrite")[0] == 0
-    data = data_of(folder)
-    assert (data.license, data.language, data.base_model, data.datasets) == ("mit", ["fr"], "some/body", ["a/b"])
-    assert data.tags == ["vanilla_transformer", "attention-is-all-you-need", "mine"]
-    assert card(folder, "--language", "en", "de", "--language", "cs", "--overwrite")[0] == 0
-    assert data_of(folder).language == ["en", "de", "cs"]
-
-
-def test_fields_of_the_metadata_that_no_card_has_by_itself_are_kept(folder, card):
     said = {"license": "other", "license_name": "ours", "widget": [{"text": "a: b"}], "since": date(2026, 1, 2)}
     said |= {"language": ["de", False], "base_model": ["a/one", "b/two"], "pipeline_tag": "text2text-generation"}
+    said |= {"datasets": ["a/b"], "tags": ["mine"]}
     (folder / "README.md").write_text(f"---\n{yaml.safe_dump(said)}---\n", encoding="utf-8")  # YAML's no is False
+    made = {"language": ["de", "no"], "tags": ["vanilla_transformer", "attention-is-all-you-need", "mine"]}
     for _ in range(2):
         assert card(folder, "--overwrite")[0] == 0
         data = data_of(folder).to_dict()
-        assert data == data | said | {"language": ["de", "no"]}
+        assert data == data | said | made
+    assert inherited(str(folder))["metadata"] == {"license_name": "ours", "base_model": ["a/one", "b/two"]}
+    assert card(folder, "--language", "en", "de", "--language", "cs", "--base-model", "c/d", "--overwrite")[0] == 0
+    assert (data_of(folder).language, data_of(folder).base_model) == (["en", "de", "cs"], "c/d")
 
 
 def test_what_the_author_removed_or_changed_in_the_metadata_counts(folder, card):
     said = ["--license", "mit", "--dataset", "a/b", "--source-lang", "en", "--target-lang", "de"]
     assert card(folder, *said, "--overwrite")[0] == 0
-    text = (
-        text_of(folder)
-        .replace("license: mit\n", "")
-        .replace("datasets:\n- a/b\n", "")
-        .replace("\n- de\n", "\n- fr\n", 1)
-    )
-    (folder / "README.md").write_text(text)
+    text = text_of(folder).replace("license: mit\n", "").replace("datasets:\n- a/b\n", "")
+    (folder / "README.md").write_text(text.replace("\n- de\n", "\n- fr\n", 1))
     assert card(folder, "--overwrite")[0] == 0
     data = data_of(folder)
     assert (data.license, data.datasets, data.language) == (None, None, ["en", "fr"])
@@ -196,10 +165,8 @@ def test_other_weights_have_no_known_training(folder, card):
     said = ["--source-lang", "en", "--target-lang", "de"]
     code, out, _ = card(folder, "--license", "mit", *said, "--overwrite")
     assert code == 0
-    assert (
-        "note: the weights have changed since model_card.json was written: what it says of their training is left out"
-        in out
-    )
+    left_out = "the weights have changed since model_card.json was written: what it says of their training is left out"
+    assert f"note: {left_out}\n" in out
     text = text_of(folder)
     assert re.findall("^## (.*)", text, re.MULTILINE) == ["How to use", "Architecture", "Limits", "Citation"]
     assert "BLEU" not in text
@@ -207,47 +174,73 @@ def test_other_weights_have_no_known_training(folder, card):
     assert "note: the weights" not in card(folder, "--overwrite")[1]
 
 
+def test_the_task_is_known_without_a_training(folder, card):
+    """Of checkpoints that were averaged by hand, say."""
+    for name in ("README.md", "model_card.json"):
+        (folder / name).unlink()
+    pairs = [{"source": "cat", "target": "K AE T"}]
+    train_tokenizer(pairs, ["characters", "words"]).save_pretrained(folder)
+    assert card(folder)[0] == 0
+    assert data_of(folder).tags[-1] == "text2text-generation"
+    assert "translat" not in text_of(folder).lower()
+
+
+def test_facts_of_version_0_3_are_read(folder, card):
+    point = {"step": 4, "target_tokens": 7, "loss": None, "perplexity": 2.0, "bleu": None, "scores": {"WER": 3.0}}
+    spoil_facts(folder, curve=[point])
+    assert card(folder, "--overwrite")[0] == 0
+    assert "| 4 | 7 |  | 2.00 | 3.00 |" in text_of(folder)
+
+
 # ---- What is wrong ----
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--name", "my-run"], "--name my-run is not a repository's name; give user/name"),
-        (["--lang", "en"], "unrecognized arguments: --lang"),
+        ([], "README.md exists; give --overwrite to replace it"),
+        (["--overwrite", "--name", "my-run"], "--name my-run is not a repository's name; give user/name"),
+        (["--overwrite", "--lang", "en"], "unrecognized arguments: --lang"),
     ],
 )
 def test_wrong_options(folder, card, options, message):
-    before = text_of(folder)
-    code, _, err = card(folder, "--overwrite", *options)
-    assert code == 2
+    before = contents(folder)
+    code, _, err = card(folder, "--license", "mit", *options)
+    assert (code, err.count("\n"), contents(folder)) == (2, 1, before)
     assert message in err
-    assert err.count("\n") == 1
-    assert text_of(folder) == before
+
+
+def write(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def without(name):
+    return lambda folder: (folder / name).unlink()
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda folder: shutil.rmtree(folder), "is not a folder; DIR must be that of a saved model"),
-        (lambda folder: (folder / "config.json").unlink(), "config.json is missing; give a folder that"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing; give a folder"),
-        (lambda folder: (folder / "model_card.json").write_text("{"), "model_card.json is cut short or not JSON"),
+        (shutil.rmtree, "is not a folder; DIR must be that of a saved model"),
+        (without("config.json"), "config.json is missing; give a folder that"),
+        (without("model.safetensors"), "model.safetensors is missing; give a folder"),
+        (write("model_card.json", b"{"), "model_card.json is cut short or not JSON"),
         (lambda folder: spoil_facts(folder, stepps=3), "unexpected keyword argument 'stepps'); correct it"),
         (lambda folder: spoil_facts(folder, recipe={"x": 1}), "model_card.json can't be read"),
         (lambda folder: spoil_facts(folder, evaluations=[3]), "model_card.json can't be read"),
-        (lambda folder: (folder / "README.md").write_text("---\na: [\n---\n"), "README.md isn't a model card"),
-        (lambda folder: (folder / "README.md").write_text("---\n- a\n---\n"), "README.md isn't a model card"),
-        (lambda folder: (folder / "README.md").write_text("---\na: &x [y]\nb: *x\n---\n"), "has an alias of YAML"),
-        (lambda folder: (folder / "README.md").write_bytes(b"\xff\xfe"), "README.md isn't a model card"),
+        (write("README.md", b"---\na: [\n---\n"), "README.md isn't a model card"),
+        (write("README.md", b"---\na: &x [y]\nb: *x\n---\n"), "has an alias of YAML"),
+        (write("README.md", b"\xff\xfe"), "README.md isn't a model card"),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_folder_is_told_in_one_line(folder, card, spoil, message):
     spoil(folder)
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = contents(folder)
     code, _, err = card(folder, "--overwrite")
-    assert code == 2
+    assert (code, err.count("\n"), contents(folder)) == (2, 1, before)
     assert message in err
-    assert err.count("\n") == 1
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def spoil_facts(folder, **values):
@@ -268,10 +261,14 @@ def test_facts_survive_the_file(folder):
 def test_a_curve_has_ten_points_at_most_from_the_first_to_the_last():
     log = [{"step": n, "loss": 10 - n / 100, "target_tokens": n * 7} for n in range(10, 1001, 10)]
     points = curve_of(log)
-    assert [point.step for point in points] == [10, 120, 230, 340, 450, 560, 670, 780, 890, 1000]
-    assert points[-1] == CurvePoint(1000, 7000, 0.0)
+    assert [point["step"] for point in points] == [10, 120, 230, 340, 450, 560, 670, 780, 890, 1000]
+    assert points[-1] == {"step": 1000, "target_tokens": 7000, "loss": 0.0}
     evaluated = [{"step": n, "eval_loss": 1.0, "eval_perplexity": 2.7, "eval_bleu": 1.5} for n in (500, 1000)]
-    assert curve_of([*log, *evaluated]) == [CurvePoint(500, 3500, 5.0, 2.7, 1.5), CurvePoint(1000, 7000, 0.0, 2.7, 1.5)]
     of_the_best = {"step": 1000, "eval_loss": 0.9, "eval_perplexity": 2.5, "eval_bleu": 1.6}  # `evaluate()` at the end
-    assert curve_of([*log, *evaluated, of_the_best]) == curve_of([*log, *evaluated])
+    scores = {"perplexity": 2.7, "bleu": 1.5}
+    for entries in (evaluated, [*evaluated, of_the_best]):
+        assert curve_of([*log, *entries]) == [
+            {**points[-1], "step": 500, "target_tokens": 3500, "loss": 5.0, **scores},
+            {**points[-1], **scores},
+        ]
     assert curve_of([{"train_runtime": 1.0}, {"step": 3, "train_runtime": 1.0}]) == []

@@ -1,4 +1,4 @@
-"""`push_to_hub` of VanillaTransformerTrainer and of `train`, to a Hub on localhost."""
+"""`push_to_hub` of VanillaTransformerTrainer, of `train` and of configurations, to a Hub on localhost."""
 
 import json
 
@@ -6,25 +6,24 @@ import peft
 import pytest
 import torch
 import yaml
-from hub_client import REPO, TOKEN, logits_in_a_new_process, the_error, trainer_of
+from hub_client import PACKAGE, REPO, TOKEN, the_error, trainer_of
 from huggingface_hub import ModelCard
 from small_runs import recipe_in
 
-from hf_vanilla_transformer import cli
+from hf_vanilla_transformer import VanillaTransformerConfig, cli
 from hf_vanilla_transformer.hub.upload import PublishError
 
 
 @pytest.mark.slow
 def test_the_command_pushes_what_was_scored(hub, tmp_path, capsys):
-    """The only commit is the averaged model with its card, and can be loaded without the package."""
+    """The only commit is the averaged model with its card and its code."""
     recipe = {**recipe_in(tmp_path), "eval_strategy": "no", "num_beams": 1, "max_steps": 6}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**recipe, "push_to_hub": True, "hub_model_id": REPO}))
     assert cli.main(["train", "--config", str(tmp_path / "recipe.yaml")]) == 0
     assert f"Pushed to the Hub: {hub.endpoint}/{REPO}/commit/" in capsys.readouterr().out
-    _, pushed = hub.repositories[REPO].commits
-    logits_in_a_new_process(hub, "hidden", [(REPO, pushed)], tmp_path)
-
+    assert len(hub.repositories[REPO].commits) == 2  # the first makes the repository
     last, averaged = hub.repositories[REPO].files(), tmp_path / "run" / "averaged-2"
+    assert last["modeling_vanilla_transformer.py"] == (PACKAGE / "modeling_vanilla_transformer.py").read_bytes()
     assert last["model.safetensors"] == (averaged / "model.safetensors").read_bytes()
     assert last["README.md"] == (averaged / "README.md").read_bytes()
     scores = json.loads((averaged / "scores.json").read_text())
@@ -42,12 +41,26 @@ def test_a_second_push_keeps_what_the_first_said(hub, tiny_checkpoint, tmp_path)
     assert "\n# Ours\n" in card.content
 
 
+def test_a_fine_tuned_model_names_its_origin(model_folder, tmp_path):
+    """In the card of the model that it was trained from is the licence, too."""
+    assert cli.main(["card", str(model_folder), "--base-model", "some/body", "--overwrite"]) == 0
+    trainer = trainer_of(model_folder, tmp_path)
+    trainer.create_model_card(tags="mine")
+    data = ModelCard.load(tmp_path / "README.md").data
+    assert (data.base_model, data.license, data.language) == ("some/body", "mit", None)
+    trainer.create_model_card(license="other", finetuned_from="any/body")
+    data = ModelCard.load(tmp_path / "README.md").data
+    assert (data.base_model, data.license, data.tags[-1]) == ("any/body", "other", "mine")
+
+
 def test_a_push_that_breaks_is_told_and_can_be_repeated(hub, tiny_checkpoint, tmp_path):
     trainer = trainer_of(tiny_checkpoint, tmp_path / "run", hub_model_id=REPO)
-    hub.refuses_upload = lambda content: True
-    with pytest.raises(ConnectionError, match=r"^the Hub can't be reached, or fails \(Error while uploading[^\n]+$"):
+    hub.is_full = True
+    with pytest.raises(
+        ConnectionError, match=r"^the Hub can't be reached, or fails \([^\n]+ isn't complete; push again[^\n]+$"
+    ):
         trainer.push_to_hub()
-    hub.refuses_upload = lambda content: False
+    hub.is_full = False
     trainer.push_to_hub()
     assert {"README.md", "model.safetensors", "tokenizer.json"} <= {*hub.repositories[REPO].files()}
 
@@ -88,3 +101,11 @@ def test_what_a_trainer_can_not_push(hub, tiny_checkpoint, tmp_path):
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"]), trainer.model)
     with pytest.raises(PublishError, match="publish them with PEFT"):
         trainer.init_hf_repo()
+
+
+def test_a_configuration_is_pushed_with_its_code_and_the_licence_of_that(hub, tmp_path):
+    VanillaTransformerConfig(d_model=32).save_pretrained(str(tmp_path / "it"), push_to_hub=True, repo_id=REPO)
+    files = hub.repositories[REPO].files()
+    assert files["config.json"] == (tmp_path / "it" / "config.json").read_bytes()
+    code = "configuration_vanilla_transformer.py"
+    assert (files[code], files["LICENSE-CODE"]) == ((PACKAGE / code).read_bytes(), (PACKAGE / "LICENSE").read_bytes())

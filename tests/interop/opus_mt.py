@@ -84,14 +84,7 @@ def opus_mt_tokenizer_files(
 def opus_mt_folder(path: Path, *, multi_target: bool = False, separate_vocabs: bool = False, **config) -> Path:
     """Writes a whole OPUS-MT folder with random weights: all sizes small, and all of them different.
 
-    Args:
-        path: The folder; it is made.
-        multi_target: Whether the vocabulary has codes of target languages, `>>deu<<`.
-        separate_vocabs: Whether source and target have vocabularies of their own.
-        **config: Fields of MarianConfig that take the place of those here.
-
-    Returns:
-        The folder.
+    With `multi_target`, the vocabulary has codes of target languages, `>>deu<<`; `config` has fields of MarianConfig.
     """
     from transformers import GenerationConfig, MarianConfig, MarianMTModel
 

@@ -6,20 +6,23 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+KINDS, LAST = ("weight", "bias"), "{}.layer_norm"
+
 
 def random_weights(names, rows, width, inner, layers, *, attention_bias=True, ffn_bias=True, last_norms=True):
     """Random tensors by the names of a `Reference`; `rows`, `inner` and `layers` are those of source and target."""
     tensors = {}
 
     def module(name, *shape, bias=True):
-        tensors[f"{name}.weight"] = torch.randn(*shape) * 0.6 + (len(shape) == 1)
+        kinds = names.get("norm", KINDS) if len(shape) == 1 else KINDS
+        tensors[f"{name}.{kinds[0]}"] = torch.randn(*shape) * 0.6 + (len(shape) == 1)
         if bias:
-            tensors[f"{name}.bias"] = torch.randn(shape[0])
+            tensors[f"{name}.{kinds[1]}"] = torch.randn(shape[0])
 
     for side, (role, stack) in enumerate((("source", "encoder"), ("target", "decoder"))):
         module(names[role], rows[side], width, bias=False)
         if last_norms:
-            module(f"{stack}.layer_norm", width)
+            module(names.get("last", LAST).format(stack), width)
         attentions = [names["own"][side], names["cross"]][: 1 + side]
         for layer in (names[stack].format(number) for number in range(layers[side])):
             for name in (f"{layer}.{attention}.{part}" for attention in attentions for part in names["attention"]):
@@ -44,16 +47,25 @@ class Reference:
     activation: object = F.relu
     eps: float = 1e-6
     concatenated: bool = False  # sines, then cosines
+    scale: float | None = None  # of scores; None: 1 / sqrt(d_k)
+    unbiased: bool = False  # LayerNorm by the unbiased standard deviation, to which epsilon is added
+    tables: tuple = ()  # of positions, of source and target; without them, sinusoids are computed
 
     def linear(self, name, x):
         return F.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
     def norm(self, name, x):
-        return F.layer_norm(x, x.shape[-1:], self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"], self.eps)
+        gain, bias = (self.tensors.get(f"{name}.{kind}") for kind in self.names.get("norm", KINDS))
+        if self.unbiased:
+            return gain * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + self.eps) + bias
+        return F.layer_norm(x, x.shape[-1:], gain, bias, self.eps)
 
     def embed(self, name, ids):
         x = F.embedding(ids, self.tensors[f"{name}.weight"])
         width = x.shape[-1]
+        if self.tables:
+            table = self.tables[name == self.names["target"]]
+            return x * (math.sqrt(width) if self.scaled else 1) + table[: ids.shape[1]]
         index = torch.arange(width // 2) / (width // 2 - 1 if self.concatenated else width // 2)
         angles = torch.arange(ids.shape[1])[:, None] / 10000**index
         waves = [angles.sin(), angles.cos()]
@@ -65,7 +77,7 @@ class Reference:
             self.linear(f"{name}.{part}", of).unflatten(-1, (heads, -1)).transpose(1, 2)
             for part, of in zip(self.names["attention"], (x, memory, memory), strict=False)
         )
-        scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~mask[:, None], -1e9)
+        scores = (q @ k.mT * (self.scale or q.shape[-1] ** -0.5)).masked_fill(~mask[:, None], -1e9)
         return self.linear(f"{name}.{self.names['attention'][3]}", (scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
     def add(self, name, x, sub_layer):
@@ -78,7 +90,7 @@ class Reference:
     def logits(self, source, source_mask, target):
         n, (encoder_heads, decoder_heads) = self.names, self.heads
         memory, number = self.embed(n["source"], source), 0
-        while f"{(layer := n['encoder'].format(number))}.{n['encoder_norms'][0]}.weight" in self.tensors:
+        while f"{(layer := n['encoder'].format(number))}.{n['feed_forward'][0]}.weight" in self.tensors:
             memory = self.add(
                 f"{layer}.{n['encoder_norms'][0]}",
                 memory,
@@ -86,10 +98,11 @@ class Reference:
             )
             memory = self.add(f"{layer}.{n['encoder_norms'][1]}", memory, lambda x, at=layer: self.feed_forward(at, x))
             number += 1
-        memory = self.norm("encoder.layer_norm", memory) if self.pre else memory
+        last = n.get("last", LAST)
+        memory = self.norm(last.format("encoder"), memory) if self.pre else memory
         x, number = self.embed(n["target"], target), 0
         causal = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).tril()[None]
-        while f"{(layer := n['decoder'].format(number))}.{n['decoder_norms'][0]}.weight" in self.tensors:
+        while f"{(layer := n['decoder'].format(number))}.{n['feed_forward'][0]}.weight" in self.tensors:
             first, second, third = (f"{layer}.{name}" for name in n["decoder_norms"])
             x = self.add(first, x, lambda y, at=layer: self.attend(f"{at}.{n['own'][1]}", y, y, causal, decoder_heads))
             x = self.add(
@@ -99,7 +112,7 @@ class Reference:
             )
             x = self.add(third, x, lambda y, at=layer: self.feed_forward(at, y))
             number += 1
-        return self.linear(n["output"], self.norm("decoder.layer_norm", x) if self.pre else x)
+        return self.linear(n["output"], self.norm(last.format("decoder"), x) if self.pre else x)
 
 
 @torch.no_grad()
@@ -121,7 +134,8 @@ def beam_search(logits, start, end, beams, longest, barred=(), shortest=0):
     return max([*complete, *running])[1]
 
 
-def assert_same(ours, theirs, pad, start):
+@torch.no_grad()
+def assert_same(ours, theirs, pad, start, search=True):
     """Compares logits under padding on both sides, greedy and beam search; `theirs(source, mask, target)` are logits.
 
     Both searches are plain loops over the other model's logits, without a length penalty.
@@ -141,6 +155,8 @@ def assert_same(ours, theirs, pad, start):
     left = torch.stack([row.roll(-int(n)) for row, n in zip(source, mask.sum(1), strict=True)])
     shifted = ours(left, (left != pad).long(), target, decoder_attention_mask=real.long()).logits
     torch.testing.assert_close(shifted[real], expected[real], rtol=0, atol=1e-5)
+    if not search:
+        return
     tokens, settings = torch.full((3, 1), start), ours.generation_config
     barred = settings.suppress_tokens or []
     for step in range(8):
@@ -152,11 +168,21 @@ def assert_same(ours, theirs, pad, start):
         tokens = torch.cat([tokens, scores.argmax(-1).masked_fill(ended, pad)[:, None]], 1)
     generated = ours.generate(source, attention_mask=mask.long(), num_beams=1, max_new_tokens=8)
     assert torch.equal(generated, tokens[:, : generated.shape[1]])
-    search = {"num_beams": 4, "max_new_tokens": 8, "gnmt_length_penalty": 0.0, "early_stopping": False}
-    for row, seen, found in zip(source, mask, ours.generate(source, attention_mask=mask.long(), **search), strict=True):
+    beams = {"num_beams": 4, "max_new_tokens": 8, "gnmt_length_penalty": 0.0, "early_stopping": False}
+    for row, seen, found in zip(source, mask, ours.generate(source, attention_mask=mask.long(), **beams), strict=True):
         alone = row[seen][None]
         expected = beam_search(
             lambda tokens, alone=alone: theirs(alone, torch.ones_like(alone, dtype=torch.bool), tokens),
             *(start, config.eos_token_id, 4, 9, barred, settings.min_new_tokens or 0),
         )
         assert [token for token in found.tolist() if token != pad] == [token for token in expected if token != pad]
+
+
+def assert_variant(ours, tensors, names, variant, eps):
+    """Compares a model of OpenNMT-py or Eole, its matrices tied as the variant says; "plain" searches, too."""
+    assert ours.config.tie_word_embeddings == (variant in ("tied", "shared"))
+    assert ours.config.share_encoder_decoder_embeddings == (variant == "shared")
+    activation, concatenated = F.gelu if variant == "gelu" else F.relu, variant == "concatenated"
+    eps = 0.1 if variant == "eps" else eps
+    theirs = Reference(tensors, names, (3, 3), True, activation=activation, eps=eps, concatenated=concatenated)
+    assert_same(ours, theirs.logits, pad=1, start=2, search=variant == "plain")

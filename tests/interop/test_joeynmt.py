@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from hf_vanilla_transformer.interop import joeynmt
 from hf_vanilla_transformer.interop.convert import recognise
-from hf_vanilla_transformer.interop.interface import ConversionError, ConversionOptions
+from hf_vanilla_transformer.interop.interface import ConversionOptions
 
 WIDTH, HEADS, LAYERS, INNER = 12, (2, 3), (2, 3), (10, 14)
 SPECIAL = ["<unk>", "<pad>", "<s>", "</s>"]
@@ -83,26 +83,6 @@ def test_its_tokenizer(tmp_path):
     assert made.tokenizer.tokenize("s1 s15 s19") == ["s1", "s15", "s@@", "1@@", "9"]  # there is no s19
     assert made.tokenizer("s1 s15")["input_ids"] == [5, 19, 3]
     assert made.tokenizer(text_target="t1 t2")["input_ids"] == [5, 6, 3]
-    for change, message in (
-        ({"lowercase": True}, "data.src of config.yaml has lowercase: True; no tokenizer here does that"),
-        ({"level": "sentence"}, "has level: sentence"),
-        ({"tokenizer_cfg": {"codes": "codes.3000", "pretokenizer": "moses"}}, "has pretokenizer: moses"),
-        ({"tokenizer_cfg": {"model_file": "no.model"}}, "needs .*no.model, and there is no such file"),
-    ):
-        write(tmp_path, {**config, "data": {"src": {**side, **change}, "trg": side}}, weights(False))
-        with pytest.raises(ConversionError, match=message):
-            joeynmt.load(tmp_path, ConversionOptions())
-
-
-def test_models_that_read_prompts_are_refused(tmp_path):
-    """2.3 adds embeddings of the prompt's mask to every position; no tensor shows it."""
-    for symbols, found in (
-        ({"sep_token": "<sep>", "sep_id": 4}, "sep_token: <sep>"),
-        ({"lang_tags": ["<de>"]}, "lang"),
-    ):
-        write(tmp_path, {**settings(), "data": {"special_symbols": symbols}}, weights(False))
-        with pytest.raises(ConversionError, match=f"has {found}.*: the model reads prompts"):
-            load(tmp_path)
 
 
 @pytest.mark.parametrize("variant", ["post", "pre", "unscaled", "gelu", "swish", "tied", "one matrix"])
@@ -123,7 +103,7 @@ def test_logits_and_decoding(variant, tmp_path):
     activation = {"gelu": F.gelu, "swish": F.silu}.get(variant, F.relu)
     theirs = Reference(tensors, ROLES, HEADS, pre, scaled=variant != "unscaled", activation=activation)
     with torch.no_grad():
-        assert_same(ours, theirs.logits, pad=1, start=2)
+        assert_same(ours, theirs.logits, pad=1, start=2, search=variant in ("post", "pre"))
 
 
 def test_settings_of_decoding(tmp_path):
@@ -137,49 +117,3 @@ def test_settings_of_decoding(tmp_path):
     unused = load(write(tmp_path, settings(repetition_penalty=-1, **none), weights(False)))
     (note,) = unused.notes
     assert "testing.max_output_length isn't set: JoeyNMT limits translations to 1.5 times" in note
-    for name, value, kind in (("max_output_length", "9", "an integer"), ("beam_size", 5.0, "an integer"),
-                              ("alpha", "1", "a number")):  # fmt: skip
-        with pytest.raises(ConversionError, match=f"testing.{name} of config.yaml is {value!r}; give {kind}"):
-            load(write(tmp_path, settings(**{name: value}), weights(False)))
-    config["data"]["special_symbols"] = {"pad_id": "1"}
-    with pytest.raises(ConversionError, match="has pad_id: '1'; give an integer"):
-        load(write(tmp_path, config, weights(False)))
-
-
-@pytest.mark.parametrize(
-    ("stack", "change", "message"),
-    [
-        ("encoder", {"alpha": 0.5}, "alpha is 0.5"),
-        ("decoder", {"activation": "tanh"}, "known are relu, gelu, swish"),
-        ("decoder", {"activation": "gelu"}, "here, both are alike"),
-        ("decoder", {"layer_norm": "pre"}, "here, both are alike"),
-        ("decoder", {"embeddings": {"scale": False}}, "scale is True in the encoder and False in the decoder"),
-        ("encoder", {"num_heads": 5}, "doesn't divide"),
-        ("encoder", {"layer_norm": None}, "has no model.encoder.layer_norm"),
-    ],
-)
-def test_settings_that_are_refused(stack, change, message, tmp_path):
-    config = settings()
-    config["model"][stack] |= change
-    with pytest.raises(ConversionError, match=message):
-        load(write(tmp_path, config, weights(False)))
-
-
-def test_keys_that_are_missing_or_unknown(tmp_path):
-    tensors = weights(False)
-    with pytest.raises(ConversionError, match=r"missing: .*encoder.layer_norm"):
-        load(write(tmp_path, settings("pre"), tensors))
-    with pytest.raises(ConversionError, match=r"unknown: .*layer_norm"):
-        load(write(tmp_path, settings("post"), weights(True)))
-    without = {name: value for name, value in tensors.items() if not name.endswith("k_layer.bias")}
-    with pytest.raises(ConversionError, match=r"missing: .*k_layer.bias"):
-        load(write(tmp_path, settings(), without))
-
-
-def test_files_that_are_refused(tmp_path):
-    write(tmp_path, settings(), weights(False))
-    (tmp_path / "config.yaml").write_text("model: {encoder: 3}")
-    with pytest.raises(ConversionError, match=r"no section model.encoder.embeddings"):
-        load(tmp_path)
-    with pytest.raises(ConversionError, match="the target dictionary has 18 entries and the embeddings 19 rows"):
-        load(write(tmp_path, settings(), weights(False), {**TOKENS, "trg": TOKENS["trg"][:-1]}))

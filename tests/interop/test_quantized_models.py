@@ -47,8 +47,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize(("way", "to"), [*(("own class", to) for to in FORMATS), *((way, "stock") for way in WAYS)])
 def test_each_format_refuses_them(way, to, tiny_checkpoint, tmp_path):
     try:
         writer_of(to)

@@ -1,26 +1,30 @@
 """Models as classes of transformers' own: the same logits and outputs, where this package doesn't exist."""
 
+import base64
 import json
 import os
 import subprocess
 import sys
 
 import pytest
+import sentencepiece
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
 
 from hf_vanilla_transformer import (
     DictionaryTokenizer,
-    Translator,
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizerFast,
-    cli,
 )
+from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.data.symbols import train_tokenizer
-from hf_vanilla_transformer.interop import stock
+from hf_vanilla_transformer.interop import spm_file, stock
+from hf_vanilla_transformer.interop.convert import convert
 from hf_vanilla_transformer.interop.interface import ConversionError
+from tests.interop.opus_mt import TEXTS as SENTENCES
+from tests.interop.opus_mt import spm_model
 
 TEXTS = ["half past nine", "halb zehn", "the fourth of May", "der vierte Mai", "two euros", "zwei Euro </s> <pad>"]
 SIZES = {
@@ -62,7 +66,7 @@ def model_of(tokenizer, **fields) -> VanillaTransformerForConditionalGeneration:
 
 
 @pytest.mark.parametrize(("fields", "name"), KINDS)
-def test_logits_and_outputs_are_the_models(fields, name, tokenizer, tmp_path):
+def test_logits_and_outputs_are_the_models_and_convert_brings_it_back(fields, name, tokenizer, tmp_path):
     model = model_of(tokenizer, **fields)
     notes = stock.write_stock(model, tokenizer, tmp_path)
     assert notes[0].startswith(f"it is a {name}")
@@ -73,19 +77,23 @@ def test_logits_and_outputs_are_the_models(fields, name, tokenizer, tmp_path):
     assert type(again).__name__ == name
     again.save_pretrained(tmp_path / "again")  # what others do with it
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again").eval()
-    batch = own(TEXTS, padding=True, return_tensors="pt")
+    convert(tmp_path, tmp_path / "back")
+    back = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "back").eval()
+    assert type(back) is VanillaTransformerForConditionalGeneration
+    assert AutoTokenizer.from_pretrained(tmp_path / "back")(TEXTS)["input_ids"] == tokenizer(TEXTS)["input_ids"]
+    batch = {**own(TEXTS, padding=True, return_tensors="pt")}
     decoder = torch.randint(3, 250, (len(TEXTS), 9))
-    ours, theirs = (one(**batch, decoder_input_ids=decoder, use_cache=False).logits for one in (model, again))
-    torch.testing.assert_close(theirs, ours, atol=1e-4 * float(ours.abs().max()), rtol=0)
+    ours, *others = (one(**batch, decoder_input_ids=decoder, use_cache=False).logits for one in (model, again, back))
+    for theirs in others:
+        torch.testing.assert_close(theirs, ours, atol=1e-4 * float(ours.abs().max()), rtol=0)
     model.generation_config.gnmt_length_penalty = None
-    for options in ({"num_beams": 1}, {"num_beams": 4, "length_penalty": 0.0, "early_stopping": True}):
-        options |= {"max_new_tokens": 12, "do_sample": False}
+    for beams in (1, 4):
+        options = {"num_beams": beams, "length_penalty": 0.0, "early_stopping": True, "max_new_tokens": 12}
         assert torch.equal(again.generate(**batch, **options), model.generate(**batch, **options))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("fields", "name"), KINDS)
-def test_half_precision(fields, name, dtype, tokenizer, tmp_path):
+@pytest.mark.parametrize(("fields", "dtype"), [({}, torch.float16), *((one, torch.bfloat16) for one, _ in KINDS[4:7])])
+def test_half_precision(fields, dtype, tokenizer, tmp_path):
     model = model_of(tokenizer, **fields).to(dtype)
     notes = stock.write_stock(model, tokenizer, tmp_path)
     assert f"its weights are {dtype}, as the model's; logits are compared in float32" in notes
@@ -126,54 +134,26 @@ def test_the_cause_of_a_difference_is_named(tokenizer, tmp_path):
         stock.write_stock(model_of(tokenizer, layer_norm_eps=1e-2), tokenizer, tmp_path)
 
 
-@pytest.mark.parametrize(("fields", "name"), KINDS)
-def test_convert_brings_it_back(fields, name, tokenizer, tmp_path, capsys):
-    model = model_of(tokenizer, **fields)
-    stock.write_stock(model, tokenizer, tmp_path)
-    assert cli.main(["convert", str(tmp_path), "--output", str(tmp_path / "back")]) == 0
-    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "back").eval()
-    assert type(again) is VanillaTransformerForConditionalGeneration
-    batch = AutoTokenizer.from_pretrained(tmp_path / "back")(TEXTS, padding=True, return_tensors="pt")
-    assert batch["input_ids"].tolist() == tokenizer(TEXTS, padding=True)["input_ids"]
-    decoder = torch.randint(3, 250, (len(TEXTS), 9))
-    ours, theirs = (one(**batch, decoder_input_ids=decoder, use_cache=False).logits for one in (model, again))
-    torch.testing.assert_close(theirs, ours, atol=1e-4 * float(ours.abs().max()), rtol=0)
-
-
-def test_the_command_and_plain_transformers(tiny_checkpoint, tmp_path, capsys):
-    """In a process that can't import the package, by what the folder says: its limit, its beams."""
-    assert cli.main(["export", "--model", str(tiny_checkpoint), "--to", "stock", "--output", str(tmp_path / "it")]) == 0
-    assert "it is a MarianMTModel: AutoModelForSeq2SeqLM and AutoTokenizer open it" in capsys.readouterr().out
-    program = """
-import json, sys
-sys.modules["hf_vanilla_transformer"] = None
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-tokenizer, model = (one.from_pretrained(sys.argv[1]) for one in (AutoTokenizer, AutoModelForSeq2SeqLM))
-batch = tokenizer(["half past nine", "it costs two hundred"], padding=True, return_tensors="pt")
-ids = model.generate(**batch, num_beams=1, early_stopping=False, max_new_tokens=9)
-print(json.dumps([type(model).__name__, tokenizer.batch_decode(ids, skip_special_tokens=True)]))
-"""
-    command = [sys.executable, "-c", program, tmp_path / "it"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    translator = Translator(tiny_checkpoint)
-    expected = translator(
-        ["half past nine", "it costs two hundred"], num_beams=1, early_stopping=False, max_new_tokens=9
+def test_the_command(vanilla_transformer, tiny_checkpoint, tmp_path, plain):
+    """What it writes opens in a process that can't import the package; its settings are transformers'."""
+    folder = tmp_path / "it"
+    result = vanilla_transformer("export", "--model", tiny_checkpoint, "--to", "stock", "--output", folder)
+    assert "it is a MarianMTModel: AutoModelForSeq2SeqLM and AutoTokenizer open it" in result.out
+    found = plain(OUTPUTS, folder, tmp_path / "out")
+    assert found["class"] == "MarianMTModel"
+    tokenizer, model = load_checkpoint(tiny_checkpoint)
+    assert_same(found, model, tokenizer, tmp_path / "out")
+    settings, of_tokenizer = (
+        json.loads((folder / name).read_text()) for name in ("generation_config.json", "tokenizer_config.json")
     )
-    assert json.loads(done.stdout) == ["MarianMTModel", expected]
-    settings = json.loads((tmp_path / "it" / "generation_config.json").read_text())
-    assert settings["max_length"] == 512
-    assert settings["length_penalty"] == 0.48
+    assert (settings["max_length"], settings["length_penalty"]) == (512, 0.48)
     assert not {"gnmt_length_penalty", "max_extra_length"} & settings.keys()
-    assert json.loads((tmp_path / "it" / "tokenizer_config.json").read_text())["tokenizer_class"] == (
-        "PreTrainedTokenizerFast"
-    )
+    assert of_tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
 # ---- Plain transformers, in processes that can't import this package ----
-WITHOUT_THE_PACKAGE = """
+OPENED = """
 import json, sys
-sys.modules["hf_vanilla_transformer"] = None
 import torch, transformers
 from safetensors.torch import save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -213,14 +193,16 @@ BASE = {
 }  # fmt: skip
 
 
-def without_the_package(program, folder, output, path=None):
-    """What a program without the package finds, by its last line; `path` has another transformers."""
-    output.mkdir(exist_ok=True)
-    command = [sys.executable, "-c", WITHOUT_THE_PACKAGE + program, folder, output, json.dumps(TEXTS)]
-    settings = {"cwd": output, "env": os.environ | ({"PYTHONPATH": str(path)} if path else {})}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+@pytest.fixture
+def plain(without_the_package):
+    """What a program without the package finds, by its last line."""
+
+    def run(program, folder, output):
+        output.mkdir(exist_ok=True)
+        printed = without_the_package(OPENED + program, output, folder, output, json.dumps(TEXTS))
+        return json.loads(printed.splitlines()[-1])
+
+    return run
 
 
 def assert_same(found, model, tokenizer, output):
@@ -240,13 +222,13 @@ def assert_same(found, model, tokenizer, output):
 @pytest.mark.parametrize(
     ("fields", "name"), [(fields, name) for fields, name in KINDS if "decoder_vocab_size" not in fields]
 )
-def test_base_sized_models(fields, name, tokenizer, tmp_path):
+def test_base_sized_models(fields, name, tokenizer, tmp_path, plain):
     model = model_of(tokenizer, **BASE, **fields)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter *= 0.1 if parameter.dim() == 2 else 1.0
     stock.write_stock(model, tokenizer, tmp_path)
-    found = without_the_package(OUTPUTS, tmp_path, tmp_path / "out")
+    found = plain(OUTPUTS, tmp_path, tmp_path / "out")
     assert found["class"] == name
     assert_same(found, model, tokenizer, tmp_path / "out")
 
@@ -268,17 +250,22 @@ def transformers_4(tmp_path_factory):
 def test_transformers_4_opens_it(fields, name, tokenizer, transformers_4, tmp_path):
     model = model_of(tokenizer, **fields)
     stock.write_stock(model, tokenizer, tmp_path)
-    found = without_the_package(OUTPUTS, tmp_path, tmp_path / "out", transformers_4)
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, "-c", OPENED + OUTPUTS, tmp_path, tmp_path / "out", json.dumps(TEXTS)]
+    environment = os.environ | {"PYTHONPATH": str(transformers_4)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
     assert (found["version"], found["class"]) == ("4.57.6", name)
     assert_same(found, model, tokenizer, tmp_path / "out")
 
 
 @pytest.mark.slow
-def test_a_trainer_without_the_package_trains_on_and_convert_brings_it_back(tokenizer, tmp_path):
+def test_a_trainer_without_the_package_trains_on_and_convert_brings_it_back(tokenizer, tmp_path, plain):
     stock.write_stock(model_of(tokenizer), tokenizer, tmp_path)
-    found = without_the_package(TRAINING + OUTPUTS, tmp_path, tmp_path / "out")
+    found = plain(TRAINING + OUTPUTS, tmp_path, tmp_path / "out")
     assert found["losses"][-1] < found["losses"][0] - 0.5
-    assert cli.main(["convert", str(tmp_path / "out"), "--output", str(tmp_path / "back")]) == 0
+    convert(tmp_path / "out", tmp_path / "back")
     again = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "back")
     assert_same(found, again, AutoTokenizer.from_pretrained(tmp_path / "back"), tmp_path / "out")
 
@@ -337,6 +324,30 @@ def test_tokenizers_of_this_package_are_refused(tmp_path):
         with pytest.raises(ConversionError, match=f"{type(tokenizer).__name__}, is code of this package"):
             stock.write_stock(model_of(two), tokenizer, tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_dictionary_with_one_sentencepiece_model_becomes_a_file():
+    """Its ids stay, with an end where the tokenizer writes one; another model is refused by name."""
+    text = "The  boy\t(12) fährt 漢字 x "
+    tokenizer = of_sentencepiece("unigram")
+    made = spm_file.plain(tokenizer)
+    assert made(text)["input_ids"] == tokenizer(text)["input_ids"]
+    assert made(text)["input_ids"][-1] == tokenizer.eos_token_id
+    ids = [1, *tokenizer("The boy")["input_ids"]]
+    assert made.decode(ids, skip_special_tokens=True) == "The boy"
+    with pytest.raises(ConversionError, match="its SentencePiece model is of another kind than unigram"):
+        spm_file.plain(of_sentencepiece("bpe"))
+    with pytest.raises(ConversionError, match=r"its dictionary lacks pieces, as no tokenizer\.json can: "):
+        spm_file.plain(of_sentencepiece("unigram", fewer=1))
+
+
+def of_sentencepiece(kind, fewer=0):
+    model = spm_model(SENTENCES["source"], 100, model_type=kind)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    pieces = [processor.id_to_piece(number) for number in range(3, len(processor) - fewer)]
+    side = {"tokens": ["<pad>", "<s>", "</s>", "<unk>", *pieces], "spm": base64.b64encode(model).decode()}
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return DictionaryTokenizer(segmentation={"source": side, "target": side}, **special)
 
 
 def test_a_wrong_table_would_be_noticed(tokenizer, tmp_path, monkeypatch):

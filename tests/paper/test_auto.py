@@ -33,10 +33,6 @@ def assert_registered(checkpoint):
     assert type(AutoTokenizer.from_pretrained(checkpoint)) is VanillaTransformerTokenizerFast
 
 
-def test_auto_classes_give_ours(tiny_checkpoint):
-    assert_registered(tiny_checkpoint)
-
-
 def test_auto_classes_take_options(tiny_checkpoint):
     model = AutoModelForSeq2SeqLM.from_pretrained(
         tiny_checkpoint, dtype=torch.bfloat16, attn_implementation="eager", dropout=0.3
@@ -52,6 +48,7 @@ def test_auto_classes_take_options(tiny_checkpoint):
 def test_registering_again_is_harmless(tiny_checkpoint, again, caplog):
     logger = logging.getLogger("transformers")
     logger.addHandler(caplog.handler)
+    assert_registered(tiny_checkpoint)
     try:
         if again == "register":
             hf_vanilla_transformer.register()

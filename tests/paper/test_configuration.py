@@ -173,68 +173,46 @@ def test_misspelt_override_of_a_preset():
 
 
 # ---- Wrong values ----
-SIZES = ("vocab_size", "d_model", "encoder_layers", "decoder_attention_heads", "encoder_ffn_dim", "value_head_dim")
-PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+NAN = float("nan")
+DIVISOR = r"choose a divisor, or set `head_dim` \(d_k\) and `value_head_dim` \(d_v\)"
+APART = {"share_encoder_decoder_embeddings": False}
+ONE_OR_TWO = "Set `share_encoder_decoder_embeddings=False`, or leave `decoder_vocab_size` None"
+SIZES = ("vocab_size", "encoder_layers", "decoder_attention_heads", "encoder_ffn_dim", "value_head_dim")
+RATES = (("dropout", -0.1), ("attention_dropout", 1.0), ("activation_dropout", NAN), ("label_smoothing", 2))
+TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+NUMBERS = (*((field, 0) for field in SIZES), ("d_model", -8), ("layer_norm_eps", 0.0), ("attention_init_gain", NAN))
+WRONG = [
+    *(({field: value}, f"`{field}` is {value}; it has to be positive") for field, value in NUMBERS),
+    *(({field: value}, rf"`{field}` is {value}; it has to lie in \[0, 1\)") for field, value in RATES),
+    *(({field: -1}, f"`{field}` is -1; a token id is 0 or more. Use None for a token that is") for field in TOKENS),
+    *(
+        (
+            {f"{stack}_attention_heads": 7, **widths},
+            f"{stack}_attention_heads` is 7, which doesn't divide .*512; {DIVISOR}",
+        )
+        for stack, widths in (("encoder", {}), ("decoder", {"head_dim": 64}), ("encoder", {"value_head_dim": 64}))
+    ),
+    ({"position_encoding": "rotary"}, "'rotary'; choose one of: paper, tensor2tensor, fairseq, marian, learned"),
+    ({"norm_position": "both"}, "`norm_position` is 'both'; choose one of: post, pre"),
+    ({"activation_function": "reluu"}, "is 'reluu'; choose one of: .*gelu, .*relu, .*silu"),
+    ({"decoder_vocab_size": 100}, f"`decoder_vocab_size` is 100 and `vocab_size` 37000.*{ONE_OR_TWO}"),
+    *(
+        ({"pad_token_id": 40, field: 40, **APART}, "`pad_token_id` is 40, and the vocabulary has 40 tokens, from 0 up")
+        for field in ("vocab_size", "decoder_vocab_size")
+    ),
+]
 
 
-def _refused(match, **fields):
-    with pytest.raises(StrictDataclassClassValidationError, match=match):
+@pytest.mark.parametrize(("fields", "message"), WRONG)
+def test_wrong_values_are_named_with_the_fix(fields, message):
+    with pytest.raises(StrictDataclassClassValidationError, match=message):
         VanillaTransformerConfig(**fields)
 
 
-@pytest.mark.parametrize(("field", "value"), [*((field, 0) for field in SIZES), ("d_model", -8)])
-def test_size_that_is_not_positive(field, value):
-    _refused(f"`{field}` is {value}; it has to be positive", **{field: value})
-
-
-@pytest.mark.parametrize("value", [0.0, float("nan")])
-@pytest.mark.parametrize("field", ["layer_norm_eps", "attention_init_gain"])
-def test_a_number_that_is_not_positive(field, value):
-    _refused(f"`{field}` is {value}; it has to be positive", **{field: value})
-
-
-@pytest.mark.parametrize(("field", "value"), zip(PROBABILITIES, (-0.1, 1.0, float("nan"), 2), strict=True))
-def test_probability_outside_its_range(field, value):
-    _refused(rf"`{field}` is {value}; it has to lie in \[0, 1\)", **{field: value})
-
-
-@pytest.mark.parametrize("stack", ["encoder", "decoder"])
-@pytest.mark.parametrize("widths", [{}, {"head_dim": 64}, {"value_head_dim": 64}])
-def test_heads_that_do_not_divide_d_model(stack, widths):
-    field = f"{stack}_attention_heads"
-    fix = r"choose a divisor, or set `head_dim` \(d_k\) and `value_head_dim` \(d_v\)"
-    _refused(f"`{field}` is 7, which doesn't divide `d_model` 512; {fix}", **{field: 7}, **widths)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "choices"),
-    [
-        ("position_encoding", "rotary", "paper, tensor2tensor, fairseq, marian, learned"),
-        ("norm_position", "both", "post, pre"),
-        ("activation_function", "reluu", ".*gelu, .*relu, .*silu"),
-    ],
-)
-def test_unknown_name(field, value, choices):
-    _refused(f"`{field}` is '{value}'; choose one of: {choices}", **{field: value})
-
-
-def test_two_vocabularies_cannot_share_a_matrix():
-    fix = "Set `share_encoder_decoder_embeddings=False`, or leave `decoder_vocab_size` None"
-    _refused(f"`decoder_vocab_size` is 100 and `vocab_size` 37000.*{fix}", decoder_vocab_size=100)
-    config = VanillaTransformerConfig(decoder_vocab_size=100, share_encoder_decoder_embeddings=False)
+def test_values_at_the_limits():
+    assert VanillaTransformerConfig(pad_token_id=39, decoder_vocab_size=40, **APART).pad_token_id == 39
+    config = VanillaTransformerConfig(decoder_vocab_size=100, **APART)
     assert (config.vocab_size, config.target_vocab_size) == (37000, 100)
-
-
-@pytest.mark.parametrize("field", ["pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"])
-def test_negative_token_id(field):
-    _refused(f"`{field}` is -1; a token id is 0 or more. Use None for a token that is absent", **{field: -1})
-
-
-@pytest.mark.parametrize("field", ["vocab_size", "decoder_vocab_size"])
-def test_padding_is_a_token_of_both_vocabularies(field):
-    sizes = {"share_encoder_decoder_embeddings": False, field: 40}
-    _refused("`pad_token_id` is 40, and the vocabulary has 40 tokens, from 0 up", pad_token_id=40, **sizes)
-    assert VanillaTransformerConfig(pad_token_id=39, **sizes).pad_token_id == 39
 
 
 @pytest.mark.parametrize(

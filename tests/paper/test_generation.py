@@ -16,7 +16,6 @@ from transformers import (
     GenerationMixin,
     StaticCache,
 )
-from transformers.generation.streamers import BaseStreamer
 
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
@@ -350,7 +349,7 @@ def test_beam_search_stops_as_the_reference_does(attached):
 @pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize("extra", [0, 3])
 def test_a_sentence_gets_its_sources_length_and_the_extra(model, extra, num_beams):
-    for source in SOURCES:
+    for source in SOURCES[:2]:
         options = {"num_beams": num_beams, "max_extra_length": extra}
         limit = len(source) + extra
         assert model.generate(torch.tensor([source]), **options, **ENDLESS).shape == (1, 1 + limit)
@@ -386,9 +385,10 @@ def test_an_end_is_forced_at_each_sentences_own_limit(model, num_beams, ends):
         assert new_tokens(row)[-1] == EOS
 
 
-@pytest.mark.parametrize("kind", ["ids", "embeddings", "encoded"])
+@pytest.mark.parametrize(
+    ("kind", "side"), [("ids", "left"), ("ids", "right"), ("embeddings", "left"), ("encoded", "right")]
+)
 @pytest.mark.parametrize("num_beams", [1, 4])
-@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("endless", [True, False])
 @torch.no_grad()
 def test_a_sentence_does_not_depend_on_its_batch(model, endless, side, num_beams, kind):
@@ -485,15 +485,6 @@ def _greedy(model, source, max_new_tokens, prefix=()):
     return tokens[len(prefix) :]
 
 
-def test_greedy_takes_the_first_choice(model):
-    for source in SOURCES:
-        found = model.generate(torch.tensor([source]), num_beams=1, max_extra_length=4)
-        assert new_tokens(found[0]) == _greedy(model, source, len(source) + 4)
-
-
-# ---- logits processors, stopping criteria, prefixes, streamers ----
-
-
 PREFIXES = [[9, 6], [], [5, 13, 18, 5], [20], [11, 3, 8]]
 
 
@@ -540,23 +531,10 @@ def test_prefixes_of_different_lengths_in_one_batch(variant, cache, num_beams):
         assert new_tokens(row, len(source) + 3, prompt=width) == _prefix_continued(variant, i, num_beams)
 
 
-class Recorder(BaseStreamer):
-    def __init__(self):
-        self.pieces, self.ended = [], 0
-
-    def put(self, value):
-        assert not self.ended
-        self.pieces.append(value)
-
-    def end(self):
-        self.ended += 1
-
-
 # ---- caches ----
 
 
-@pytest.mark.parametrize("num_beams", [1, 4])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "num_beams"), [("default", 1), *((variant, 4) for variant in VARIANTS)])
 def test_no_cache_changes_what_is_generated(variant, num_beams):
     """With it, beam search has to take the cache along as beams are exchanged."""
     model, inputs = shared(variant), padded(SOURCES, "left")

@@ -557,8 +557,7 @@ def _with_marian(dtype=torch.float32, kernel="eager", **overrides):
     return ours, theirs, names
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("kernel", "dtype"), zip(KERNELS, TOLERANCE, strict=True), ids=str)
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -44,6 +44,11 @@ def test_a_map_a_head_with_target_pieces_in_rows_and_source_pieces_in_columns(he
     assert (figure.get_suptitle(), figure.get_supxlabel(), figure.get_supylabel()) == ("Layer 2", "keys", "queries")
 
 
+def test_a_row_of_maps_for_each_layer():
+    *panels, _ = plot_attention(_weights(6, 3, 4), list("abcd"), list("xyz"), columns=3).axes
+    assert [panel.get_subplotspec().colspan.start for panel in panels] == [0, 1, 2, 0, 1, 2]
+
+
 @pytest.mark.parametrize(
     "change", [lambda w: w.bfloat16(), lambda w: w.double().numpy(), lambda w: w * torch.eye(3, 1)]
 )

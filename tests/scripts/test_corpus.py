@@ -5,6 +5,7 @@ import re
 import sys
 
 import pytest
+from rapidfuzz.distance import Levenshtein
 
 from scripts.quickstart import corpus
 from scripts.quickstart.corpus import (
@@ -44,14 +45,14 @@ ORDINALS = {
 
 @pytest.fixture(scope="module")
 def pairs():
-    return generate_pairs(8_000, seed=3)
+    return generate_pairs(3_000, seed=3)
 
 
 @pytest.fixture(scope="module")
 def drawn():
     """Pairs as they come, with repeats, so that a second translation of a sentence would show."""
     rng = random.Random(11)
-    return {category: [corpus.draw_pair(category, rng) for _ in range(1_500)] for category in FRAMES}
+    return {category: [corpus.draw_pair(category, rng) for _ in range(500)] for category in FRAMES}
 
 
 def phrases(kind, number=3_000):
@@ -67,7 +68,7 @@ def test_numbers_in_words():
 
 
 def test_money_and_counts_in_words():
-    amounts = phrases("money", 20_000)
+    amounts = phrases("money", 6_000)
     assert amounts["twenty-three euros"] == "dreiundzwanzig Euro"
     assert (amounts["€30"], amounts["€30.00"]) == ("30 €", "30,00 €")
     assert any(german.endswith(" Pfund und zwölf Pence") for german in amounts.values())
@@ -83,7 +84,7 @@ def test_money_and_counts_in_words():
     ],
 )
 def test_ordinals_are_declined(case, letter, page):
-    declined = phrases(case, 20_000)
+    declined = phrases(case)
     assert declined["the twenty-first letter"] == letter
     assert declined["the twenty-first page"] == page
 
@@ -92,10 +93,7 @@ MONDAY = ("on Monday", "am Montag")
 HALF_SIX = ("half past six", "halb sieben")
 SENTENCES = [  # category, beginning of its frame, what fills it (a table is picked from by the English word), sentences
     ("numbers", "{label}", {"label": "room", "low_number": ("twelve", "zwölf")}, "room twelve", "Zimmer zwölf"),
-    ("years", "{who} was", {"who": "my parents", "year": ("1905", "1905")},
-     "My parents were born in 1905.", "Meine Eltern wurden im Jahr 1905 geboren."),
     ("dates", "from", {"day": ("May 3rd", "3. Mai")}, "from May 3rd to May 3rd", "vom 3. Mai bis zum 3. Mai"),
-    ("times", "it is", {"time": HALF_SIX}, "It is half past six.", "Es ist halb sieben."),
     ("money", "{who} owe", {"who": "Anna", "money": ("$5.10", "5,10 $")},
      "Anna owes $5.10.", "Anna schuldet 5,10 $."),
     ("percentages", "{market} {rise[1]}",
@@ -118,7 +116,6 @@ SENTENCES = [  # category, beginning of its frame, what fills it (a table is pic
      {"modal": "have", "who": "my brother", "buy": "bring", "count": ("two", "zwei"), "thing": "cups",
       "maybe_when": MONDAY},
      "Does my brother have to bring two cups on Monday?", "Muss mein Bruder am Montag zwei Tassen mitbringen?"),
-    ("negations", "it is not", {"time": HALF_SIX}, "It is not half past six yet.", "Es ist noch nicht halb sieben."),
     ("negations", "{who} {modal[3]} {buy[0]} any {thing}.",
      {"who": "Anna", "modal": "can", "buy": "bring", "thing": "eggs"},
      "Anna can't bring any eggs.", "Anna kann keine Eier mitbringen."),
@@ -165,7 +162,7 @@ def test_sentences_are_well_formed(drawn):
 
 
 def test_sentences_are_distinct_in_both_languages(pairs):
-    assert len(pairs) == 8_000
+    assert len(pairs) == 3_000
     for side in zip(*pairs, strict=True):
         assert len(set(side)) == len(pairs)
 
@@ -173,16 +170,6 @@ def test_sentences_are_distinct_in_both_languages(pairs):
 def test_fewer_pairs_are_the_beginning_of_more_and_seeds_differ(pairs):
     assert generate_pairs(100, seed=3) == pairs[:100]
     assert generate_pairs(100, seed=4) != pairs[:100]
-
-
-def edits(first, second):
-    """Levenshtein's distance of two lists of words, by the textbook's table."""
-    row = list(range(len(second) + 1))
-    for i, word in enumerate(first, 1):
-        before, row = row, [i]
-        for j, other in enumerate(second, 1):
-            row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (word != other)))
-    return row[-1]
 
 
 def words_of(text):
@@ -194,7 +181,7 @@ def test_the_corpus_has_no_copy_of_the_unseen_sentences_with_less_than_two_words
     for unseen, texts in zip(zip(*UNSEEN.items(), strict=True), zip(*generate_pairs(), strict=True), strict=True):
         lines = [words_of(text) for text in texts]
         for words in map(words_of, unseen):
-            assert min(edits(words, line) for line in lines if abs(len(words) - len(line)) <= 1) >= 2
+            assert min(Levenshtein.distance(words, line) for line in lines if abs(len(words) - len(line)) <= 1) >= 2
 
 
 @pytest.mark.parametrize("module", ["num2words", "babel.dates", "babel.numbers"])
@@ -213,7 +200,7 @@ def test_impossible_numbers_of_pairs_name_the_limit(num_pairs):
 def test_split_keeps_sentences_apart(pairs):
     parts = split_pairs(pairs, 500, 700, seed=1)
     assert list(parts) == ["train", "validation", "test"]
-    assert [len(part) for part in parts.values()] == [6_800, 500, 700]
+    assert [len(part) for part in parts.values()] == [1_800, 500, 700]
     assert sorted(pair for part in parts.values() for pair in part) == sorted(pairs)
     for side in (0, 1):
         train, validation, test = ({pair[side] for pair in part} for part in parts.values())

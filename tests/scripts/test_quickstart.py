@@ -1,64 +1,25 @@
 """The quickstart from the corpus to the prompt, with a tiny model: what it leaves on the disk, prints and asks."""
 
-import fcntl
 import json
 import os
-import pty
 import re
-import select
 import subprocess
 import sys
-import termios
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 
 from scripts.quickstart import __main__ as quickstart
 from scripts.quickstart.corpus import UNSEEN
 from scripts.quickstart.prompt import OUTSIDE, answer, show_examples, words_of
+from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
-TINY = "--num-pairs 300 --num-validation 20 --num-test 10 --max-steps 20 --warmup-steps 2 --eval-steps 10 --d-model 16"
-TINY_OPTIONS = [*TINY.split(), "--vocab-size", "300", "--logging-steps", "10"]
+TINY = "--num-pairs 300 --num-validation 4 --num-test 2 --max-steps 4 --warmup-steps 2 --eval-steps 2 --logging-steps 2"
+SIZES = "--d-model 16 --encoder-layers 1 --decoder-layers 1 --vocab-size 300 --gradient-accumulation-steps 1"
+TINY_OPTIONS = [*TINY.split(), *SIZES.split()]
 KNOWN = words_of(["Anna can't pay €20."])
-
-
-class Terminal:
-    """A process on a terminal of its own; `stdout` may be something else."""
-
-    def __init__(self, command, stdout=None):
-        self.main, end = pty.openpty()
-        self.shown = b""
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, stdin=end, stdout=end if stdout is None else stdout, stderr=end, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
-        )  # fmt: skip
-        os.close(end)
-
-    def wait_for(self, text, seconds=120):
-        """Reads until the text has come; what came before it is returned and forgotten."""
-        end = time.monotonic() + seconds
-        while text.encode() not in self.shown:
-            assert time.monotonic() < end, f"no {text!r} in {self.shown.decode()!r}"
-            if select.select([self.main], [], [], 0.1)[0]:
-                self.shown += os.read(self.main, 4096)
-        before, _, self.shown = self.shown.partition(text.encode())
-        return before.decode(errors="replace")
-
-    def type(self, keys):
-        # Python loses an interrupt that comes between its prompt and its reading.
-        while psutil.Process(self.process.pid).status() != psutil.STATUS_SLEEPING:
-            time.sleep(0.01)
-        os.write(self.main, keys)
-
-    def end(self):
-        """Waits for the end; returns the exit code."""
-        code = self.process.wait(timeout=120)
-        os.close(self.main)
-        return code
 
 
 ASK = """
@@ -90,13 +51,13 @@ def test_a_run_leaves_a_model_with_its_card_scores_and_curve(trained):
     }  # fmt: skip
     lines = {file.name: len(file.read_text(encoding="utf-8").split("\n")) - 1 for file in (run / "corpus").iterdir()}
     assert lines == {f"{part}.{code}": number for part, number in
-                     (("train", 270), ("validation", 20), ("test", 10)) for code in ("en", "de")}  # fmt: skip
+                     (("train", 294), ("validation", 4), ("test", 2)) for code in ("en", "de")}  # fmt: skip
     metrics = json.loads((run / "metrics.json").read_text())
     assert list(metrics) == ["exact_match", "bleu", "bleu_signature", "seconds"]
     (test,) = [one for one in json.loads((run / "model" / "scores.json").read_text()) if one["split"] == "test"]
-    assert (test["sentences"], test["scores"][0]["value"]) == (10, metrics["bleu"])
+    assert (test["sentences"], test["scores"][0]["value"]) == (2, metrics["bleu"])
     log = json.loads((run / "model" / "trainer_state.json").read_text())["log_history"]
-    assert [entry["step"] for entry in log if "eval_perplexity" in entry] == [10, 20]
+    assert [entry["step"] for entry in log if "eval_perplexity" in entry] == [2, 4]
     assert (run / "cross_attention.png").read_bytes().startswith(b"\x89PNG")
     card = (run / "model" / "README.md").read_text(encoding="utf-8")
     assert yaml.safe_load(card.split("---\n")[1])["language"] == ["en", "de"]
@@ -132,8 +93,8 @@ def test_a_file_gets_lines_without_bars_or_colours(trained):
     assert "warning" not in log.lower()
     assert f"See it think, in a browser: {(trained[0] / 'explain.html').as_uri()}\n" in log
     for line in (
-        "Corpus: 270 train, 20 validation, 10 test pairs, for instance", "Training data: 270 pairs kept, 0 left out",
-        "update 20, validation: perplexity ", "10 held-out sentences: exact match 0.0%, BLEU ", *UNSEEN, *OUTSIDE,
+        "Corpus: 294 train, 4 validation, 2 test pairs, for instance", "Training data: 294 pairs kept, 0 left out",
+        "update 4, validation: perplexity ", "2 held-out sentences: exact match 0.0%, BLEU ", *UNSEEN, *OUTSIDE,
         "0 of 5 are right.",
     ):  # fmt: skip
         assert line in log

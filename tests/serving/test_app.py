@@ -1,6 +1,7 @@
 """The service's API, by requests to the application: LibreTranslate's bodies, errors and status codes."""
 
 import asyncio
+import json
 import threading
 from typing import Any
 
@@ -22,7 +23,7 @@ def capitals(texts: list[str], n_best: int, source: str, target: str, linked: bo
 def in_order(text: str) -> Linked:
     size = len("".join(text.split()))
     ends = np.arange(1.0, size + 1)
-    return Linked(text, (size, size), ((ends, ends, np.eye(size)),))
+    return Linked(text, ((ends, ends, np.eye(size)),))
 
 
 def sentences(text: str, language: str) -> list[Piece]:
@@ -146,6 +147,11 @@ def test_malformed_bodies(body: bytes) -> None:
     answer = client().post("/translate", content=body, headers={"content-type": "application/JSON"})
     assert answer.status_code == 400
     assert answer.json()["error"].startswith("Invalid request")
+
+
+def test_json_without_its_header_is_named() -> None:
+    answer = client().post("/translate", content=json.dumps(ask()))
+    assert (answer.status_code, "send the header Content-Type: application/json" in answer.text) == (400, True)
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/x-www-form-urlencoded"])

@@ -33,7 +33,7 @@ class Model:
         assert self.go_on.wait(60)
         if any("bad" in text for text in texts):
             raise ValueError("a bad text")
-        return [[Linked(f"{text.upper()}{target}{number}", (0, 0), ()) for number in range(n_best)] for text in texts]
+        return [[Linked(f"{text.upper()}{target}{number}") for number in range(n_best)] for text in texts]
 
 
 def sentences(text: str, language: str) -> list[Piece]:

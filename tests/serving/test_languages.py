@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.serving.models import LanguagesError, languages_of, pair
-from hf_vanilla_transformer.translation.reading import sentence_rules
+from hf_vanilla_transformer.translation.division import sentence_rules
 
 
 @pytest.mark.parametrize(
@@ -47,16 +46,3 @@ def test_languages_beside_a_model(tmp_path: Path) -> None:
     facts = {"name": "./model", "source_language": "en", "target_language": "de"}
     (tmp_path / "model_card.json").write_text(json.dumps(facts))
     assert languages_of(str(tmp_path)) == ("en", "de")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["en-de=MODEL", "en-de=MODEL"], "two models translate en-de; give each pair once"),
-        (["MODEL", "MODEL", "--languages", "en-de"], "--languages is for one model without a pair"),
-    ],
-)
-def test_languages_that_contradict(tiny_checkpoint: Path, capsys, arguments: list[str], message: str) -> None:
-    given = [argument.replace("MODEL", str(tiny_checkpoint)) for argument in arguments]
-    assert cli.main(["serve", "--model", *given]) == 2
-    assert message in capsys.readouterr().err

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib import error, request
@@ -18,8 +17,7 @@ import pytest
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data.formats import GZIP
-from hf_vanilla_transformer.documents.document import translate_document
-from hf_vanilla_transformer.documents.files import FileJob, file_jobs, parts_of, write
+from hf_vanilla_transformer.documents.files import file_jobs, translate_files
 from hf_vanilla_transformer.documents.rows import ROWS
 
 PATIENCE = 900
@@ -36,10 +34,6 @@ def ray_files():
     ray.shutdown()
 
 
-def _translate(job: FileJob, translator: Translator, options: dict[str, Any]) -> None:
-    write(job, parts_of(job, partial(translate_document, translator, **options), lambda number: None))
-
-
 def test_files_are_those_of_one_process(ray_files, tiny_checkpoint: Path, tmp_path: Path) -> None:
     given = tmp_path / "in"
     given.mkdir()
@@ -52,8 +46,7 @@ def test_files_are_those_of_one_process(ray_files, tiny_checkpoint: Path, tmp_pa
 
     here = file_jobs([given], tmp_path / "here")
     translator = Translator(str(tiny_checkpoint), "cpu", threads=1)
-    for job in here[:5]:
-        _translate(job, translator, options)
+    assert [problem for _, problem in translate_files(here[:5], translator, options)] == [""] * 5
 
     there = file_jobs([given], tmp_path / "there", how=options)
     opening = {"device": "cpu", "threads": 1}
@@ -119,8 +112,7 @@ def test_killed_workers_nodes_and_drivers_lose_no_line(
     (given / "damaged.txt.gz").write_bytes(GZIP + b"no gzip")
     translator = Translator(str(tiny_checkpoint), "cpu", threads=1)
     options = {"num_beams": 1, "max_new_tokens": 4, "progress_bar": False}
-    for job in file_jobs([given], here)[:40]:
-        _translate(job, translator, options)
+    assert not any(problem for _, problem in translate_files(file_jobs([given], here)[:40], translator, options))
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:

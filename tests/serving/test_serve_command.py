@@ -1,4 +1,4 @@
-"""`vanilla-transformer serve` as a process: a client from the registry, clients that vanish, and its end."""
+"""`vanilla-transformer serve`: what it says, and as a process, with clients that vanish, and its end."""
 
 import json
 import signal
@@ -8,20 +8,56 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib import request
 from urllib.error import HTTPError
 
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 
-from hf_vanilla_transformer import cli
+from hf_vanilla_transformer.serving import server as http
 
-pytestmark = pytest.mark.slow
 PATIENCE = 300
 
 
+@pytest.mark.parametrize(
+    ("options", "url", "is_open"),
+    [
+        ((), "http://127.0.0.1:5000", False),
+        (("--host", "::1", "--port", 1), "http://[::1]:1", False),
+        (("--host", "[::1]"), "http://[::1]:5000", False),
+        (("--host", "0.0.0.0"), "http://0.0.0.0:5000", True),
+    ],
+)
+def test_where_it_is_and_who_reaches_it(
+    vanilla_transformer, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, options: Any, url: str, is_open: bool
+) -> None:
+    found = []
+
+    def run(app: FastAPI, host: str, port: int, *, grace: int, on_ready: Any) -> None:
+        with TestClient(app) as client:
+            found.append((host, client.get("/health", headers={"host": "evil.example"}).status_code))
+        on_ready()
+
+    monkeypatch.setattr(http, "run", run)
+    result = vanilla_transformer("serve", "--model", f"en-de={tiny_checkpoint}", *options)
+    assert (result.code, result.out) == (0, f"{url} translates en-de\n")
+    assert found == [(url.removeprefix("http://").rpartition(":")[0].strip("[]"), 200 if is_open else 400)]
+    assert ("warning: every computer that reaches this machine can use the service" in result.err) is is_open
+
+
+def test_without_ray_the_extra_is_named(vanilla_transformer, tiny_checkpoint: Path, monkeypatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ray" or ".serving.ray" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = vanilla_transformer("serve", "--model", f"en-de={tiny_checkpoint}", "--ray")
+    assert result.code == 2
+    assert "Ray isn't installed: run pip install '.[ray]'" in result.error
+
+
+# ---- A process ----
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("serve") / "log"
@@ -52,6 +88,7 @@ def post(url: str, q: Any) -> Any:
     return json.loads(request.urlopen(sent, timeout=PATIENCE).read())["translatedText"]
 
 
+@pytest.mark.slow
 def test_libretranslates_client(server) -> None:
     libretranslatepy = pytest.importorskip("libretranslatepy")
     client = libretranslatepy.LibreTranslateAPI(server[0])
@@ -59,31 +96,16 @@ def test_libretranslates_client(server) -> None:
     assert client.translate("half past nine", "en", "de") == post(server[0], "half past nine")
 
 
-def test_a_port_that_is_taken(server, tiny_checkpoint: Path) -> None:
-    command = [sys.executable, "-m", "hf_vanilla_transformer", "serve", "--port", server[0].rpartition(":")[2]]
-    options = {"capture_output": True, "text": True, "timeout": PATIENCE}
-    second = subprocess.run([*command, "--model", f"en-de={tiny_checkpoint}"], check=False, **options)
-    assert second.returncode
-    assert "address already in use" in second.stderr
-    assert not second.stdout
-
-
-def test_without_ray_the_extra_is_named(tiny_checkpoint: Path, monkeypatch, capsys) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "ray" or ".serving.ray" in name]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert cli.main(["serve", "--model", f"en-de={tiny_checkpoint}", "--ray"]) == 2
-    assert "Ray isn't installed: run pip install '.[ray]'" in capsys.readouterr().err
-
-
+@pytest.mark.slow
 def test_each_answer_belongs_to_its_question(server) -> None:
-    lines = [f"{number} past nine" for number in range(40)]
+    lines = [f"{number} past nine" for number in range(20)]
     alone = {line: post(server[0], line) for line in lines}
     with ThreadPoolExecutor(16) as clients:
-        for _ in range(3):
+        for _ in range(2):
             assert list(clients.map(lambda line: post(server[0], line), lines)) == [alone[line] for line in lines]
 
 
+@pytest.mark.slow
 def test_clients_that_vanish_leave_the_others_in_peace(server, log: Path) -> None:
     host, port = server[0].removeprefix("http://").split(":")
     body = json.dumps({"q": ["half past nine"] * 100, "source": "en", "target": "de"}).encode()
@@ -98,23 +120,11 @@ def test_clients_that_vanish_leave_the_others_in_peace(server, log: Path) -> Non
     assert "Traceback" not in log.read_text()
 
 
-@pytest.mark.parametrize(("head", "seconds"), [(b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000, 2), (b"GET /", 8), (b"", 8)])
-def test_heads_that_are_too_long_or_never_end(server, head: bytes, seconds: int) -> None:
-    host, port = server[0].removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=seconds) as client:
-        client.sendall(head)
-        with suppress(ConnectionResetError):  # another way to be closed, where the head wasn't read to its end
-            while client.recv(1_000):
-                pass
-
-
-def test_the_host_is_checked_on_an_address_of_this_machine(server) -> None:
-    with pytest.raises(HTTPError, match="400"):
-        request.urlopen(request.Request(f"{server[0]}/health", headers={"host": "evil.example"}))
-
-
+@pytest.mark.slow
 def test_it_finishes_what_it_has_begun_and_ends_with_0(server) -> None:
     url, process = server
+    with pytest.raises(HTTPError, match="400"):
+        request.urlopen(request.Request(f"{url}/health", headers={"host": "evil.example"}))
     with ThreadPoolExecutor(1) as client:
         answer = client.submit(post, url, ["half past nine"] * 300)
         time.sleep(0.3)

@@ -38,12 +38,10 @@ def test_a_rate_that_is_far_too_high_ends_the_run(train, recipe):
     result = train({**recipe, "max_steps": 40, "average_last": 0}, "--learning-rate", "1e12", "--save-steps", "1")
     assert result.code == 1
     assert "the training diverged: the loss has been NaN or infinite in 3 updates in a row" in result.error
-    for part in ("since update", "learning_rate", "warmup_steps", "checkpoint"):
-        assert part in result.error
+    assert all(part in result.error for part in ("since update", "learning_rate", "warmup_steps", "checkpoint"))
     assert "loss 0.000" not in result.out
-    saved = checkpoints_in(Path(recipe["output_dir"]))
-    assert all(damage_of(checkpoint) is None for checkpoint in saved)
-    for checkpoint in saved:
+    for checkpoint in checkpoints_in(Path(recipe["output_dir"])):
+        assert damage_of(checkpoint) is None
         load_model(checkpoint)  # has no NaN
 
 

@@ -18,10 +18,9 @@ from hf_vanilla_transformer.training import train
 from hf_vanilla_transformer.training.arguments import (
     DataArguments,
     ModelArguments,
-    RecipeError,
     VanillaTransformerTrainingArguments,
 )
-from hf_vanilla_transformer.training.options import UNSUPPORTED
+from hf_vanilla_transformer.training.options import UNSUPPORTED, RecipeError
 from hf_vanilla_transformer.training.recipe import RECIPES, describe_options, describe_recipes, options_of, parse_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +91,7 @@ def test_values_of_every_kind(recipe, text, name, value):
 
 
 def test_values_in_a_dictionary(recipe, monkeypatch):
-    monkeypatch.setattr(recipe_module, "check_together", lambda *args: None)  # no schedule has such options
+    monkeypatch.setattr(recipe_module, "check_recipe", lambda *args: None)  # no schedule has such options
     *_, training = recipe("lr_scheduler_kwargs:\n  a: 1e-6\n  b: -1\n  c: {d: true, e: no}\n  f: 0.5")
     assert training.lr_scheduler_kwargs == {"a": 1e-6, "b": -1, "c": {"d": True, "e": "no"}, "f": 0.5}
 
@@ -151,21 +150,19 @@ def test_options_of_a_new_model_beside_a_saved_one(recipe, text, words, lost):
 
 def test_the_command_line_alone():
     words = ["--train-data", "a.tsv", "b.tsv", "--dropout", "0", "--fp16=false", "--train-data=c.tsv"]
-    data, model, training = parse_recipe([], options_of(words))
+    data, model, training = parse_recipe([], options_of([*words, "--seed", "1", "--seed", "2"]))
     assert (data.train_data, model.dropout, training.fp16) == (["a.tsv", "b.tsv", "c.tsv"], 0.0, False)
+    assert training.seed == 2
 
 
 def test_values_need_not_be_text():
-    _, _, training = parse_recipe(
-        [], {"learning_rate": 1, "bf16": False, "max-steps": 7, "report_to": ["none"], "seed": None}
-    )
+    options = {"learning_rate": 1, "bf16": False, "max-steps": 7, "report_to": ["none"], "seed": None}
+    files = {"output_dir": Path("run"), "train_source": ("a", "b"), "train_target": ["c", "d"]}
+    data, _, training = parse_recipe([], options | files)
     assert (training.learning_rate, training.bf16, training.max_steps, training.report_to) == (1.0, False, 7, [])
+    assert (training.output_dir, data.train_source, data.train_target) == ("run", ["a", "b"], ["c", "d"])
     with pytest.raises(RecipeError, match=r"^max_steps is 1.5; give an integer$"):
         parse_recipe([], {"max_steps": 1.5})
-
-
-def test_an_option_given_twice_on_the_command_line_has_its_last_value():
-    assert parse_recipe([], options_of(["--seed", "1", "--seed", "2"]))[2].seed == 2
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without an accelerator")
@@ -245,24 +242,10 @@ def test_wrong_overrides(recipe, overrides, message):
         recipe("seed: 1", *overrides)
 
 
-def test_overrides_in_python_may_be_paths_and_tuples():
-    data, _, training = parse_recipe(
-        [], {"output_dir": Path("run"), "train_source": ("a", "b"), "train_target": ["c", "d"]}
-    )
-    assert (training.output_dir, data.train_source) == ("run", ["a", "b"])
-
-
-def test_a_file_that_cannot_be_read(tmp_path):
-    with pytest.raises(RecipeError, match=r"/none\.yaml can't be read \(No such file or directory\); give a YAML file"):
-        parse_recipe([tmp_path / "none.yaml"])
-    with pytest.raises(RecipeError, match=r"can't be read \(Is a directory\); give a YAML file"):
-        parse_recipe([tmp_path])
-
-
 # Corpora
 
 
-def test_files_are_looked_up_in_data_dir(recipe, tmp_path):
+def test_files_are_looked_up_in_data_dir(recipe, tmp_path, monkeypatch):
     folder, elsewhere = tmp_path / "data", tmp_path / "elsewhere.en"
     folder.mkdir()
     for path in (*(folder / name for name in ("a.en", "bpe", "a.de", "b.de", "a.tsv", "b.jsonl.gz")), elsewhere):
@@ -287,14 +270,10 @@ def test_files_are_looked_up_in_data_dir(recipe, tmp_path):
     )
     assert data.corpus("test") == Corpus((str(elsewhere),), (f"{folder}/a.de",), split="test", **columns)
     assert data.corpus("validation") == Corpus(tables=("wmt/wmt14",), split="dev", **columns)
-
-
-def test_data_dir_may_be_the_current_folder_or_below_home(tmp_path, monkeypatch):
-    (tmp_path / "a.tsv").write_text("x\ty\n")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     assert DataArguments(train_data=["a.tsv"]).corpus("train").tables == ("a.tsv",)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert DataArguments(data_dir="~", train_data=["a.tsv"]).corpus("train").tables == (str(tmp_path / "a.tsv"),)
+    monkeypatch.setenv("HOME", str(folder))
+    assert DataArguments(data_dir="~", train_data=["a.tsv"]).corpus("train").tables == (f"{folder}/a.tsv",)
 
 
 # Models
@@ -363,6 +342,8 @@ def test_the_packages_recipes_have_names(tmp_path, monkeypatch):
     assert parse_recipe(["multi30k_tiny"], {"output_dir": "x"})[2].max_steps == 7
     with pytest.raises(RecipeError, match=r"multi30k_tiniest can't be read .* package's recipes: .*multi30k_tiny, "):
         parse_recipe(["multi30k_tiniest"])
+    with pytest.raises(RecipeError, match=r"can't be read \(Is a directory\); give a YAML file"):
+        parse_recipe([tmp_path])
 
 
 def test_options_are_listed_in_groups_each_with_its_default_once():

@@ -25,7 +25,8 @@ from accelerate.utils import FullyShardedDataParallelPlugin, patch_environment
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
-from hf_vanilla_transformer.training.arguments import RecipeError, VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.options import RecipeError
 from hf_vanilla_transformer.training.recipe import RECIPES
 from hf_vanilla_transformer.training.sharding import ShardingTrainer, share_embedding_module
 
@@ -206,6 +207,9 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(tmp_path_factory.mktemp("sharded"), [*FSDP, RECORDED])
 
 
+every_kind = pytest.mark.parametrize("kind", ["two", pytest.param("sharded", marks=pytest.mark.hard)])
+
+
 def assert_same(run: Run, reference: Run) -> None:
     """The same weights, and the same losses from update SAVED_AT + 1 on."""
     after = UPDATES - SAVED_AT
@@ -217,7 +221,7 @@ def assert_same(run: Run, reference: Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["two", "sharded"])
+@every_kind
 def test_two_processes_train_as_one(one: Run, kind: str, request: pytest.FixtureRequest) -> None:
     run = request.getfixturevalue(kind)
     assert_same(run, one)
@@ -254,7 +258,7 @@ def test_two_processes_rehearse_and_stream(options: list[str], tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["two", "sharded"])
+@every_kind
 def test_evaluation_gathers_every_sentence_once_and_in_order(
     one: Run, kind: str, request: pytest.FixtureRequest
 ) -> None:
@@ -269,12 +273,6 @@ def test_evaluation_gathers_every_sentence_once_and_in_order(
 
 
 @pytest.mark.hard
-def test_evaluation_without_translations_is_that_of_one(one: Run, tmp_path: Path) -> None:
-    run = train(tmp_path, [*TORCHRUN, *MODULE], "--predict-with-generate", "false")
-    assert run.logged("eval_loss") == pytest.approx(one.logged("eval_loss"), rel=LOSSES_DIFFER_BY)
-
-
-@pytest.mark.slow
 def test_sharded_checkpoints_hold_what_those_of_one_do_but_for_the_optimizer(two: Run, sharded: Run) -> None:
     for folder in (f"checkpoint-{SAVED_AT}", "."):
         files = [{path.name for path in (run.folder / folder).iterdir()} for run in (two, sharded)]
@@ -283,14 +281,12 @@ def test_sharded_checkpoints_hold_what_those_of_one_do_but_for_the_optimizer(two
         assert configs[0] == configs[1]
 
 
-@pytest.mark.slow
-def test_one_process_goes_on_from_checkpoints_of_two(one: Run, two: Run, tmp_path: Path) -> None:
-    assert_same(resume(tmp_path, two, ALONE, *AS_TWO), one)
-
-
 @pytest.mark.hard
-def test_two_processes_go_on_from_checkpoints_of_one(one: Run, tmp_path: Path) -> None:
-    assert_same(resume(tmp_path, one, [*DDP, *MODULE]), one)
+def test_one_process_goes_on_from_checkpoints_of_two_and_two_from_those_of_one(
+    one: Run, two: Run, tmp_path: Path
+) -> None:
+    assert_same(resume(tmp_path / "one", two, ALONE, *AS_TWO), one)
+    assert_same(resume(tmp_path / "two", one, [*DDP, *MODULE]), one)
 
 
 @pytest.mark.hard

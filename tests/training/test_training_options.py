@@ -1,7 +1,7 @@
 """Options of Seq2SeqTrainingArguments work in `vanilla-transformer train`, or are refused before anything is read."""
 
-import dataclasses
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from transformers.utils import logging
 
 from hf_vanilla_transformer.training import run as run_module
-from hf_vanilla_transformer.training.arguments import RecipeError, VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.training.options import RANGES
+from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.options import RANGES, RecipeError
 from hf_vanilla_transformer.training.recipe import parse_recipe
 
 
@@ -228,15 +228,17 @@ def test_options_that_are_not_supported(refusal, options, suggestion):
     assert "ACCELERATE_USE_FSDP" not in os.environ
 
 
+EVALUATES = {"eval_strategy": "steps", "eval_steps": 2}
+BEST = {"load_best_model_at_end": True, **EVALUATES}
+PACKED = {"packed": True, "average_last": 0}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"num_train_epochs": 3}, "num_train_epochs and max_steps are both given; set num"),
         ({"num_train_epochs": 3, "max_steps": 100_000}, "num_train_epochs and max_steps are both given; set num"),
-        (
-            {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2},
-            "load_best_model_at_end and average_last choose the final model in two ways",
-        ),
+        (BEST, "load_best_model_at_end and average_last choose the final model in two ways"),
         ({"per_device_train_batch_size": 4}, "has no effect on batches by tokens; set"),
         ({"max_steps": -1}, "max_steps is -1; give num_train_epochs"),
         ({"max_steps": -1, "num_train_epochs": 1, "streaming": True}, "a stream has no epochs that could be counted"),
@@ -245,25 +247,51 @@ def test_options_that_are_not_supported(refusal, options, suggestion):
             {"lr_scheduler_type": "constant"},
             "constant has no warm-up; set warmup_steps to null, or choose constant_with",
         ),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau", **EVALUATES}, "aren't supported by `train`"),
         ({"optim_args": "eps=1e-3"}, "optim_args has no effect on adamw_torch"),
         ({"optim": "adafactor", "optim_args": "a=1"}, "optim_args has no effect on adafactor; leave it out"),
         ({"streaming": True, "per_device_train_batch_tokens": 0}, "streaming shuffles sentences only for batches"),
         ({"early_stopping_patience": 2}, "early_stopping_patience, load_best_model_at_end"),
         ({"average_last": 3, "save_total_limit": 2}, "average_last is 3, but save_total_limit keeps 2 checkpoints"),
-        ({"average_last": 1, "save_strategy": "no"}, "average_last is 1, but save_strategy no saves no checkpoints"),
-        ({"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"}, "aren't supported by `train`"),
-        ({"metric_for_best_model": "bleau", "eval_strategy": "steps"}, "is 'bleau', which isn't measured; choose one"),
+        ({"save_strategy": "no"}, "average_last is 2, but save_strategy no saves no checkpoints"),
+        ({"metric_for_best_model": "bleau", **EVALUATES}, "is 'bleau', which isn't measured; choose one"),
         (
-            {"metric_for_best_model": "bleu", "eval_strategy": "steps", "predict_with_generate": False},
+            {"metric_for_best_model": "bleu", **EVALUATES, "predict_with_generate": False},
             "metric_for_best_model is 'bleu', which isn't measured; choose one of: loss, perplexity",
         ),
+        ({"eval_steps": 2}, "eval_steps has no effect without eval_strategy steps or epoch"),
         ({"dataloader_prefetch_factor": 2}, "dataloader_prefetch_factor can only be set when"),
         ({"report_to": "wandb"}, "report_to is wandb, which isn't available; "),
+        ({"report_to": "tensorboard"}, "report_to is tensorboard, which isn't available; run pip install '.[train]'"),
         ({"fp16": True, "use_cpu": True}, "float16"),
+        ({"task": "g2p"}, "task is 'g2p'; give one of translation, text2text"),
+        ({"metrics": ["wre"]}, "metrics has wre; choose from: bleu, bleu_multi30k"),
+        # Packed batches
+        ({**PACKED, "per_device_train_batch_tokens": 0}, "packed batches are bounded by tokens"),
+        ({**PACKED, "torch_compile": True, "dropout_warmup_steps": 9}, "would compile packed batches at each update"),
+        ({**PACKED, "torch_compile_mode": "reduce-overhead"}, "aren't supported with CUDA graphs"),
+        ({**PACKED, "streaming": True}, "need the lengths of all pairs"),
+        # R-Drop
+        ({"rdrop_alpha": 5, "torch_compile": True}, "rdrop_alpha doesn't work with torch.compile"),
+        # The model and its tokenizer
+        ({"tokenizer": ["words", "characters"], "tied": "all"}, "two vocabularies; give tied decoder or none"),
+        ({"tied": "some"}, "tied is 'some'; give one of all, decoder, none"),
+        ({"tokenizer": "letters"}, "tokenizer is letters; give one or two of: bpe, words"),
+        ({"feature_columns": ["3"], "train_source": ["a"]}, "feature_columns are columns of tables"),
+        ({"embeddings": "a", "model_name_or_path": "b"}, "embeddings are for a new model"),
+        # Ranges
+        *(({name: "-2"}, f"{name} is -2") for name in RANGES if name != "average_last"),
+        *(({name: "0"}, f"{name} is 0") for name in ("learning_rate", "early_stopping_patience")),
+        ({"rdrop_alpha": "nan"}, "rdrop_alpha is nan; give 0 or more"),
     ],
 )
-def test_combinations_that_are_refused(refusal, options, message):
-    assert message in refusal(options)
+def test_options_that_are_wrong_or_contradict_each_other(monkeypatch, options, message):
+    for name in ("tensorboard", "tensorboardX"):
+        monkeypatch.setitem(sys.modules, name, None)
+    given = {"max_steps": 4, "warmup_steps": 2, "average_last": 2, "per_device_train_batch_tokens": 128}
+    with pytest.raises(RecipeError, match=re.escape(message)) as caught:
+        parse_recipe([], given | options)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -285,57 +313,25 @@ def test_the_rehearsal_builds_optimizer_and_schedule(train, recipe, options, mes
     assert not any(Path(recipe["output_dir"]).glob("checkpoint-*"))
 
 
-def test_what_is_not_installed_names_its_extra(refusal, monkeypatch):
-    for name in ("tensorboard", "tensorboardX"):
-        monkeypatch.setitem(sys.modules, name, None)
-    message = refusal({"report_to": "tensorboard"})
-    assert "report_to is tensorboard, which isn't available; run pip install '.[train]'" in message
-
-
-def test_an_interval_of_evaluations_needs_a_strategy(refusal, run, recipe):
-    del recipe["eval_strategy"]
-    assert "eval_steps has no effect without eval_strategy steps or epoch" in refusal({"eval_steps": 2})
-    recipe["train_source"] = ["train.en"]
-    assert not run({"eval_steps": 2, "eval_strategy": "no", "average_last": 0}).logged("eval_loss")  # switched off
-
-
-@pytest.mark.parametrize("name", RANGES)
-def test_numbers_out_of_range(name):
-    with pytest.raises(RecipeError, match=rf"^{name} is .*; give "):
-        parse_recipe([], {name: "-2"})
+def test_an_interval_of_evaluations_may_be_switched_off(run):
+    assert not run({"eval_steps": 2, "eval_strategy": "no", "average_last": 0}).logged("eval_loss")
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("options", "expected"),
     [
-        ("learning_rate", 0),
-        ("early_stopping_patience", 0),
-        ("rdrop_alpha", "nan"),
+        ({"metric_for_best_model": "perplexity"}, {"greater_is_better": False}),
+        ({"metric_for_best_model": "eval_perplexity"}, {"greater_is_better": False}),
+        ({"metric_for_best_model": "bleu"}, {"greater_is_better": True}),
+        (
+            {"save_strategy": "best", "eval_strategy": "steps"},
+            {"metric_for_best_model": "loss", "greater_is_better": False},
+        ),
+        ({"num_train_epochs": 2}, {"max_steps": -1}),
     ],
 )
-def test_ends_of_ranges(name, value):
-    with pytest.raises(RecipeError, match=rf"^{name} is .*; give "):
-        parse_recipe([], {name: str(value)})
-
-
-def test_every_range_is_an_options():
-    names = {field.name for field in dataclasses.fields(VanillaTransformerTrainingArguments)}
-    data, model, _ = parse_recipe()
-    assert set(RANGES) <= names | set(vars(data)) | set(vars(model))
-
-
-def test_greater_perplexity_is_not_better():
-    for metric in ("perplexity", "eval_perplexity"):
-        assert VanillaTransformerTrainingArguments("a", metric_for_best_model=metric).greater_is_better is False
-    assert VanillaTransformerTrainingArguments("a", metric_for_best_model="bleu").greater_is_better is True
-
-
-def test_the_best_is_that_of_the_loss_unless_told():
-    arguments = VanillaTransformerTrainingArguments("a", save_strategy="best", eval_strategy="steps")
-    assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("loss", False)
-
-
-def test_epochs_count_in_python_too():
-    assert VanillaTransformerTrainingArguments("a", num_train_epochs=2).max_steps == -1
-    with pytest.raises(ValueError, match="max_steps is -1; give num_train_epochs"):
-        VanillaTransformerTrainingArguments("a", max_steps=-1)
+def test_arguments_in_python_follow_one_another(options, expected):
+    arguments = VanillaTransformerTrainingArguments("a", **options)
+    assert {name: getattr(arguments, name) for name in expected} == expected
+    with pytest.raises(RecipeError, match="set label_smoothing in the model's configuration instead of"):
+        VanillaTransformerTrainingArguments("a", rdrop_alpha=1.0, label_smoothing_factor=0.1)

@@ -39,7 +39,6 @@ def test_options_of_the_commands(vanilla_transformer, monkeypatch, tiny_checkpoi
     "options",
     [
         {"num_beams": BILLION},
-        {"num_beams": 4, "num_return_sequences": BILLION},
         {"max_new_tokens": BILLION},
         {"n_best": BILLION, "num_beams": 4},
         {"batch_tokens": BILLION},
@@ -66,7 +65,7 @@ def test_a_checkpoints_generation_config(vanilla_transformer, monkeypatch, tiny_
     folder = shutil.copytree(tiny_checkpoint, tmp_path / "model")
     path = folder / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-    for module, function in ((decoding, "decode"), (scoring, "score_targets")):
+    for module, function in ((decoding, "translate"), (scoring, "score_targets")):
         monkeypatch.setattr(module, function, _nothing)
     files = ["--source", __file__, "--reference", __file__] if name == "evaluate" else ["nine"]
     result = vanilla_transformer(name, "--model", folder, *files)

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from random_models import new_model
 
 from hf_vanilla_transformer.cli import lines
-from hf_vanilla_transformer.translation import decoding, division
-from hf_vanilla_transformer.translation.backend import Translation
+from hf_vanilla_transformer.translation import reading
+from hf_vanilla_transformer.translation.backend import MAX_SOURCE_TOKENS, Translation
 from hf_vanilla_transformer.translation.decoding import decode
-from hf_vanilla_transformer.translation.division import divide, encode_within, join
+from hf_vanilla_transformer.translation.division import join
 from hf_vanilla_transformer.translation.ensembles import ensemble
+from hf_vanilla_transformer.translation.reading import divide, encode_within
 from hf_vanilla_transformer.translation.scoring import score_targets
+from hf_vanilla_transformer.translation.translator import Translator
 
 SENTENCE = "half past nine on the fourth of May. "
 
@@ -99,8 +101,8 @@ def test_work_is_nearly_linear_and_in_portions(encode, part):
     assert encode_within(counting, [text], 1_024) == [None]
     rows = divided(counting, text, 1_024)
     assert sum(portions) <= 20 * len(text)
-    assert max(portions) <= division.CHARACTERS_AT_ONCE
-    assert all(len(row) <= division.PIECE_TOKENS for row in rows)
+    assert max(portions) <= reading.CHARACTERS_AT_ONCE
+    assert all(len(row) <= reading.PIECE_TOKENS for row in rows)
 
 
 # Translations
@@ -127,7 +129,7 @@ def test_a_long_line_is_what_its_pieces_are(model, tokenizer, encode, options):
 def test_a_line_within_the_limit_is_left_whole(model, tokenizer, encode):
     line = SENTENCE * 30
     count = len(encode([line])[0])
-    assert division.PIECE_TOKENS < count < decoding.MAX_SOURCE_TOKENS
+    assert reading.PIECE_TOKENS < count < MAX_SOURCE_TOKENS
     shapes, generate = [], model.generate
     watched = SimpleNamespace(
         training=False, config=model.config, generation_config=model.generation_config, device=model.device,
@@ -140,7 +142,7 @@ def test_a_line_within_the_limit_is_left_whole(model, tokenizer, encode):
     shapes.clear()
     decode(watched, tokenizer, [line], max_source_tokens=count - 1, **options)
     assert sum(rows for rows, _ in shapes) > 1
-    assert max(length for _, length in shapes) <= division.PIECE_TOKENS
+    assert max(length for _, length in shapes) <= reading.PIECE_TOKENS
     shapes.clear()
     decode(watched, tokenizer, [line], max_source_tokens=40, **options)
     assert max(length for _, length in shapes) <= 40
@@ -155,11 +157,10 @@ def test_learned_positions_end_and_sinusoids_do_not(tokenizer, encode):
     endless = new_model(len(tokenizer), max_position_embeddings=30)
     decode(endless, tokenizer, [line], on_division=lambda *pair: divisions.append(pair), max_new_tokens=2)
     assert len(divisions) == 1
-    both = ensemble([endless, learned], [tokenizer, tokenizer])
-    limits = [decoding.source_limit(one) for one in (learned, endless, both)]
-    assert limits == [30, decoding.MAX_SOURCE_TOKENS, 30]
-    assert decoding.source_limit(learned, 20) == 20
-    assert decoding.source_limit(learned, 40) == 30
+    models = learned, endless, ensemble([endless, learned], [tokenizer, tokenizer])
+    translators = [Translator(one, tokenizer=tokenizer) for one in models]
+    assert [one.source_limit() for one in translators] == [30, MAX_SOURCE_TOKENS, 30]
+    assert [translators[0].source_limit(given) for given in (20, 40)] == [20, 30]
 
 
 def test_perplexity_leaves_out_what_is_too_long_on_either_side(model, tokenizer):

@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 from transformers.utils import ModelOutput
 
 from hf_vanilla_transformer import engine
+from hf_vanilla_transformer.engine.decoding import linear
 from hf_vanilla_transformer.translation.backend import Translation, batches
 from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.ensembles import ensemble
@@ -61,7 +62,7 @@ def test_order_text_and_lengths_are_those_of_each_sentence_alone(model, tokenize
 
 
 def test_samples_have_no_scores(model, tokenizer):
-    (row,) = decode(model, tokenizer, ["nine"], do_sample=True, num_return_sequences=3, max_new_tokens=4, **GREEDY)
+    (row,) = decode(model, tokenizer, ["nine"], do_sample=True, max_new_tokens=4, **GREEDY)
     assert [one.score for one in row] == [None]
 
 
@@ -158,7 +159,8 @@ def test_likelihood_of_an_ensemble_is_of_the_mean_probabilities(model, other, to
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_in_8_bits_the_likelihood_is_that_of_the_search(tokenizer, count):
+def test_in_8_bits_the_likelihood_is_that_of_the_search(tokenizer, monkeypatch, count):
+    monkeypatch.setattr(linear, "ELEMENTS_FOR_INT8", 0)  # smaller ones too, on any processor
     members = [new_model(len(tokenizer), seed=seed, end=9.0, d_model=64) for seed in (2, 3)][:count]  # which end soon
     backend = ensemble(members, [tokenizer] * count)
     for one in members:
@@ -168,10 +170,10 @@ def test_in_8_bits_the_likelihood_is_that_of_the_search(tokenizer, count):
     rows = [one for row in lists for one in row if one.alignment is not None]
     pairs = [[list(ids) for ids in (one.alignment.source_ids, one.alignment.target_ids)] for one in rows]
     scores = [one.score for one in rows]
-    assert backend.log_probabilities(*zip(*pairs, strict=True)) == pytest.approx(scores, rel=1e-4)
+    assert backend.log_probabilities(*zip(*pairs, strict=True)) == pytest.approx(scores, rel=5e-3)
     for one in members:
         engine.detach(one)
-    assert backend.log_probabilities(*zip(*pairs, strict=True)) != pytest.approx(scores, rel=1e-3)
+    assert backend.log_probabilities(*zip(*pairs, strict=True)) != pytest.approx(scores, rel=5e-3)
 
 
 # ---- Ensembles ----

@@ -28,7 +28,7 @@ from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, V
 from hf_vanilla_transformer.data.hub_names import HubError
 from hf_vanilla_transformer.documents.document import open_document, translate_document
 from hf_vanilla_transformer.errors import CheckpointError
-from hf_vanilla_transformer.translation import reading, register_pipeline
+from hf_vanilla_transformer.translation import division, reading, register_pipeline
 from hf_vanilla_transformer.translation.attention import attention_of
 from hf_vanilla_transformer.translation.backend import Translation
 from hf_vanilla_transformer.translation.decoding import decode
@@ -255,7 +255,7 @@ def test_targets_begin_as_in_training_and_as_the_model_is_made_to_begin(checkpoi
 
 
 # ---- Paragraphs ----
-needs_sentencex = pytest.mark.skipif(reading.sentencex is None, reason="sentencex, which splits sentences, is missing")
+needs_sentencex = pytest.mark.skipif(division.sentencex is None, reason="sentencex, which splits sentences, is missing")
 
 
 @needs_sentencex
@@ -276,13 +276,13 @@ def test_paragraphs_are_translated_sentence_by_sentence_and_keep_their_lines(tra
 @needs_sentencex
 @pytest.mark.parametrize("text", [" " * 200_000, "e.g. " * 50_000])
 def test_splitting_takes_no_longer_than_the_text_is_long(text):
-    list(reading.split_sentences(text, "en"))
+    list(division.split_sentences(text, "en"))
 
 
 @needs_sentencex
 @given(st.text(alphabet=st.one_of(st.sampled_from("aB .!?\n\r\t\"'。、3"), st.characters(codec="utf-8"))))
 def test_splitting_loses_nothing_but_white_space(text):
-    split = list(reading.split_sentences(text, "en"))
+    split = list(division.split_sentences(text, "en"))
     assert "".join("".join(sentence for _, sentence in split).split()) == "".join(text.split())
     assert all(sentence == sentence.strip() != "" and not re.search(r"[\r\n]", sentence) for _, sentence in split)
     assert all(not gap.strip() for gap, _ in split)
@@ -290,7 +290,7 @@ def test_splitting_loses_nothing_but_white_space(text):
 
 
 def test_without_sentencex_the_error_says_what_to_install(translator, monkeypatch):
-    monkeypatch.setattr(reading, "sentencex", None)
+    monkeypatch.setattr(division, "sentencex", None)
     with pytest.raises(ImportError, match=r"needs sentencex.*pip install '.\[sentences\]'"):
         translator("it", split_sentences="en")
     assert isinstance(translator("it", **SHORT), str)
@@ -498,9 +498,9 @@ def test_the_tgt_language_begins_each_text(many, tgt_lang):
 def test_every_piece_of_a_text_has_its_target_language(many, monkeypatch):
     seen, search = [], many.decodes_with.hypotheses
 
-    def hypotheses(job, segments):
+    def hypotheses(call, segments):
         seen.extend(segment.token_ids for segment in segments)
-        return search(job, segments)
+        return search(call, segments)
 
     monkeypatch.setattr(many.decodes_with, "hypotheses", hypotheses)
     long = "The old woman buys bread and milk. A brown dog runs. " * 4
@@ -509,7 +509,7 @@ def test_every_piece_of_a_text_has_its_target_language(many, monkeypatch):
     first = [many.tokenizer.convert_ids_to_tokens(row[0]) for row in seen]
     assert sorted(set(first)) == [">>deu<<", ">>fra<<"]
     assert first.count(">>deu<<") == first.count(">>fra<<") == warned[0][1] > 1
-    if reading.sentencex is not None:
+    if division.sentencex is not None:
         seen.clear()
         many(f">>fra<< {long}", split_sentences="en", **FEW)
         assert {many.tokenizer.convert_ids_to_tokens(row[0]) for row in seen} == {">>fra<<"}

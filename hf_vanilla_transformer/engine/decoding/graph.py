@@ -84,13 +84,12 @@ class Graph(Packed):
         attention_mask: Tensor | None,
         prompts: Tensor,
         max_new_tokens: Sequence[int],
-        on_token: Callable[[int], object] | None = None,
     ) -> list[list[Hypothesis]]:
         """Searches for the translations of a batch, part by part where no bucket holds it, or with uncaptured steps."""
         count, lengths, found = len(prompts), (max(max_new_tokens), memory.shape[1]), list[list[Hypothesis]]()
         bucket = self._bucket(plan, count, *lengths)
-        if bucket is None or on_token is not None or prompts.shape[1] > 1:
-            return super().search(plan, memory, attention_mask, prompts, max_new_tokens, on_token)
+        if bucket is None or prompts.shape[1] > 1:
+            return super().search(plan, memory, attention_mask, prompts, max_new_tokens)
         # Calls take turns, outside inference mode: tensors made in it couldn't be written outside it later.
         with self._lock, torch.inference_mode(False), torch.no_grad():
             while bucket is not None and len(found) < count:

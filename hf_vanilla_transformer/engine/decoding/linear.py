@@ -1,32 +1,54 @@
 """Linear maps for few rows: x W^T + b, with weights laid out for the matrix products of a step of decoding.
 
-How a weight is kept depends on its size: small ones for MKL, medium ones for MKL or oneDNN by the number of rows,
-large ones for oneDNN (`engine.cpu`).
+Which library multiplies fastest, and from which layout of a weight, depends on the processor, the weight's shape and
+the number of rows. It is measured, once for each shape (`fastest`).
 """
 
+import functools
+import math
+import statistics
+import time
 import warnings
-from collections.abc import Callable
-from typing import Protocol
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .. import torch_private
-from ..cpu import CPU
 
 SMALLEST = 1e-30  # that 8-bit numbers are scaled by: its reciprocal is finite in float32
+HAS_VNNI = bool(torch.cpu.get_capabilities().get("avx512_vnni"))
+HIGHEST = 127 if HAS_VNNI else 63  # of an input in 8 bits: without VNNI, FBGEMM's sums in 16 bits overflow above
+# Rounding a row of inputs takes as long as a product of this many elements saves without VNNI, in a step for one line.
+ELEMENTS_FOR_INT8 = 0 if HAS_VNNI else 2**19
+
+# What a product is measured for: rows of a sentence, of its beams, and of a batch; and up to how many rows each
+# measurement counts.
+ROWS = (1, 4, 32)
+UP_TO = (2, 11)
+MEASURED_ELEMENTS = 2**20  # of a larger weight, this many are measured
+MEASURED_BYTES = (
+    40 * 2**20
+)  # of weights that are multiplied by in turn: as many as a model has, or more than caches hold
+ELEMENTS_FOR_BOTH = 2**18  # up to which a weight is kept in two layouts, as a second copy of a larger one is too large
+CLEARLY = 0.85  # of the time of the first layout, another one may take at most: close calls keep the first
 
 
-class Linear(Protocol):
+class Linear(ABC):
     """x W^T + b, then a ReLU or a residual: x is (rows, in), the result (rows, out)."""
 
+    @abstractmethod
     def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Maps (rows, in) to (rows, out)."""
-        ...
+
+    def __repr__(self) -> str:
+        return type(self).__name__
 
 
-class PlainLinear:
+class PlainLinear(Linear):
     """The map with its parameters as they are."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -37,7 +59,7 @@ class PlainLinear:
         return _finish(F.linear(x, self.weight, self.bias), residual, relu)
 
 
-class PackedLinear:
+class PackedLinear(Linear):
     """The map with a copy of its weight in oneDNN's own order: products of few rows read it several times faster."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -59,82 +81,98 @@ class ColumnLinear(PlainLinear):
         super().__init__(weight.t().contiguous().t(), bias)
 
 
-class MixedLinear:
-    """A map that takes longer to start in oneDNN than MKL needs for few rows."""
+class ByRows(Linear):
+    """A map that keeps its weight in several layouts, and takes the fastest one for the number of rows."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.elements = weight.numel()
-        self.of_few_rows, self.of_many_rows = ColumnLinear(weight, bias), PackedLinear(weight, bias)
+    def __init__(self, maps: Sequence[Linear]) -> None:
+        self.maps = maps  # one for each of ROWS
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Maps (rows, in) to (rows, out)."""
-        are_few = len(x) * self.elements <= CPU.multiplications_for_mkl
-        return (self.of_few_rows if are_few else self.of_many_rows)(x, residual, relu)
+        return self.maps[bisect_left(UP_TO, len(x))](x, residual, relu)
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{one} for {rows}" for rows, one in zip(ROWS, self.maps, strict=True))
 
 
-class Int8Linear:
+class Int8Linear(Linear):
     """The map with weights in 8 bits, scaled for each output, and inputs rounded to 8 bits, scaled for each row.
 
-    So the result of a row doesn't depend on the others of its batch, nor on the library that multiplies the integers:
-    FBGEMM takes less time to start and multiplies few rows; oneDNN is faster for many.
+    So the result of a row doesn't depend on the others of its batch, nor on the library that multiplies the integers.
     """
 
+    product: type["FBGEMMProduct | OneDNNProduct"]
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        step = (weight.float().abs().amax(dim=1) / 127).clamp(min=SMALLEST)  # of an integer, for each output: (out,)
-        rounded = (weight.float() / step[:, None]).round_().to(torch.int8)
         self.bias = None if bias is None else bias.float()
-        self.highest = 63 if CPU.reduce_range else 127
-        self.of_many_rows = OneDNNProduct(rounded, step / self.highest, self.highest)
-        self.of_few_rows: Callable[[Tensor], Tensor] = self.of_many_rows
-        if torch_private.int8_linear_of_few_rows() is not None:
-            self.of_few_rows = FBGEMMProduct(rounded, step / self.highest, self.highest)
+        self.multiply = self.product(*rounded_weight(weight.float()))
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Maps (rows, in) to (rows, out)."""
-        largest = x.abs().amax(dim=1, keepdim=True).clamp_(min=SMALLEST)  # (rows, 1)
-        integers = (x * (self.highest / largest)).round_()
-        y = (self.of_few_rows if len(x) <= CPU.rows_for_fbgemm else self.of_many_rows)(integers)
-        y = y.mul_(largest) if self.bias is None else torch.addcmul(self.bias, y, largest, out=y)
+        integers, step = rounded(x)
+        y = self.multiply(integers)
+        y = y.mul_(step) if self.bias is None else torch.addcmul(self.bias, y, step, out=y)
         return _finish(y, residual, relu)
 
 
-class OneDNNProduct:
-    """Products of integers from -highest to highest with 8-bit weights, (out, in), scaled by `scale`, (out,)."""
+def rounded_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Rounds a weight, (out, in), for each output to integers up to 127: these, and what one is worth, (out,)."""
+    step = (weight.abs().amax(dim=1) / 127).clamp(min=SMALLEST)
+    return (weight / step[:, None]).round_().to(torch.int8), step
 
-    def __init__(self, weight: Tensor, scale: Tensor, highest: int) -> None:
+
+def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rounds each row of inputs to integers from -HIGHEST to HIGHEST: (rows, in), and what one is worth, (rows, 1)."""
+    step = x.abs().amax(dim=1, keepdim=True).clamp_(min=SMALLEST).mul_(1 / HIGHEST)
+    return (x / step).round_(), step
+
+
+class OneDNNProduct:
+    """Products of integers up to HIGHEST with 8-bit weights, (out, in), scaled by `scale`, (out,)."""
+
+    def __init__(self, weight: Tensor, scale: Tensor) -> None:
         pack, self.product = torch_private.int8_linear()
         self.packed, self.scale, self.no_shift = pack(weight, None), scale, torch.zeros(len(weight), dtype=torch.long)
         # Inputs are stored as their distance from the lowest: oneDNN has no fast product of two signed ones.
-        self.above, self.zero, self.one = highest + 1, torch.tensor(highest + 1), torch.tensor(1.0)
+        self.zero, self.one = torch.tensor(HIGHEST + 1), torch.tensor(1.0)
 
     def __call__(self, integers: Tensor) -> Tensor:
         """Maps (rows, in), integers in float32, to (rows, out)."""
         # torch makes signed bytes of float32 five times as fast as unsigned ones.
-        unsigned = integers.to(torch.int8).view(torch.uint8).add_(self.above)
+        unsigned = integers.to(torch.int8).view(torch.uint8).add_(HIGHEST + 1)
         inputs = (unsigned, self.one, self.zero, self.packed, self.scale, self.no_shift, None)
         product: Tensor = self.product(*inputs, 1.0, 0, torch.float32, "none", [], "")
         return product
 
 
 class FBGEMMProduct:
-    """The same product. FBGEMM finds a scale for all rows; two more rows keep it at 1."""
+    """The same product. FBGEMM finds a scale for all rows; one more row keeps it at 1."""
 
-    def __init__(self, weight: Tensor, scale: Tensor, highest: int) -> None:
-        pack, self.product = torch_private.int8_linear_of_few_rows()
+    def __init__(self, weight: Tensor, scale: Tensor) -> None:
+        quantized, pack, self.product = torch_private.int8_linear_of_few_rows()
         with warnings.catch_warnings():  # that torch means to remove these types; then there is oneDNN's product
             warnings.simplefilter("ignore", UserWarning)
-            no_shift = torch.zeros(len(weight), dtype=torch.long)
-            exact = weight * scale[:, None]  # which is rounded to the same integers
-            quantized = torch.quantize_per_channel(exact, scale, no_shift, axis=0, dtype=torch.qint8)
-        self.packed = pack(quantized, None)
-        self.range = torch.zeros(2, weight.shape[1])
-        self.range[:, 0] = torch.tensor([-highest - 1.0, highest])
+            self.packed = pack(quantized(weight, scale, torch.zeros(len(weight), dtype=torch.long), 0), None)
+        self.range = torch.zeros(1, weight.shape[1])
+        self.range[0, :2] = torch.tensor([-HIGHEST - 1.0, HIGHEST])
 
     def __call__(self, integers: Tensor) -> Tensor:
         """Maps (rows, in), integers in float32, to (rows, out)."""
         rows = torch.cat([integers, self.range])
-        product: Tensor = self.product(rows, self.packed, reduce_range=CPU.reduce_range)
-        return product[:-2]
+        product: Tensor = self.product(rows, self.packed, reduce_range=not HAS_VNNI)
+        return product[:-1]
+
+
+class FBGEMMLinear(Int8Linear):
+    """The map in 8 bits by FBGEMM, which takes less time to start."""
+
+    product = FBGEMMProduct
+
+
+class OneDNNLinear(Int8Linear):
+    """The map in 8 bits by oneDNN, which some processors multiply many rows faster with."""
+
+    product = OneDNNProduct
 
 
 def _finish(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
@@ -142,20 +180,70 @@ def _finish(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
     return y.relu_() if relu else y
 
 
-def kind_of_linear(is_int8: bool, weight: Tensor) -> Callable[[Tensor, Tensor | None], Linear]:
-    """Returns how a model with such weights keeps them, as a function of weight, (out, in), and bias, (out)."""
+# ---- Choosing ----
+Layout = Callable[[Tensor, Tensor | None], Linear]
+Layouts = tuple[Layout, ...]
+
+
+def linear_map(weight: Tensor, bias: Tensor | None, is_int8: bool = False, model_bytes: int = 0) -> Linear:
+    """Returns the map of weight, (out, in), and bias, (out,), in the layouts that are fastest for it.
+
+    With `is_int8`, its weight is in 8 bits if it is large enough for these to pay (`ELEMENTS_FOR_INT8`): for any number
+    of rows, so that a sentence's translation doesn't depend on its batch. `model_bytes` are those of all weights.
+    """
+    layouts = _layouts(weight, is_int8 and weight.numel() >= ELEMENTS_FOR_INT8)
+    if len(layouts) > 1:
+        shape = (min(len(weight), max(MEASURED_ELEMENTS // weight.shape[1], 1)), weight.shape[1])
+        copies = min(model_bytes, MEASURED_BYTES) // (math.prod(shape) * weight.element_size())
+        if FBGEMMLinear in layouts:
+            copies = 0  # to pack weights in 8 bits takes much longer than to multiply by them
+        copies = max(2 ** copies.bit_length() // 2, 4)  # few different numbers, as each is measured
+        layouts = fastest(shape, weight.dtype, layouts, copies, torch.get_num_threads())
+    if weight.numel() > ELEMENTS_FOR_BOTH:
+        layouts = layouts[:1]
+    maps = {layout: layout(weight, bias) for layout in {*layouts}}
+    return maps[layouts[0]] if len(maps) == 1 else ByRows([maps[layout] for layout in layouts[1:]])
+
+
+def _layouts(weight: Tensor, is_int8: bool) -> Layouts:
+    """Returns what a weight may be kept as here; of layouts that are about as fast, the first one is taken."""
     if is_int8:
-        return Int8Linear
-    return _by_mkl_or_onednn if _can_be_packed(weight) else PlainLinear
+        has_fbgemm = torch_private.int8_linear_of_few_rows() is not None
+        return (FBGEMMLinear, OneDNNLinear) if has_fbgemm else (OneDNNLinear,)
+    if weight.device.type != "cpu" or torch_private.onednn_linear() is None or not torch.backends.mkldnn.enabled:
+        return (PlainLinear,)
+    if weight.dtype == torch.float32:
+        return (PackedLinear, ColumnLinear)
+    if weight.dtype == torch.bfloat16 and torch_private.has_onednn_bfloat16():
+        return (PackedLinear, PlainLinear)
+    return (PlainLinear,)
 
 
-def _by_mkl_or_onednn(weight: Tensor, bias: Tensor | None) -> Linear:
-    if weight.dtype != torch.float32 or weight.numel() > CPU.elements_for_both:
-        return PackedLinear(weight, bias)
-    return (ColumnLinear if weight.numel() <= CPU.elements_for_mkl else MixedLinear)(weight, bias)
+@functools.cache
+def fastest(shape: tuple[int, int], dtype: torch.dtype, layouts: Layouts, copies: int, threads: int) -> Layouts:
+    """Measures which layout of a weight is the fastest: for all ROWS together, and then for each of them.
+
+    `copies` of a weight are multiplied by in turn, as in a model; `threads` are those that torch has.
+    """
+    weight, bias = torch.ones(shape, dtype=dtype), torch.ones(shape[0], dtype=dtype)  # a user's seed isn't used up
+    seconds = {layout: _measure([layout(weight, bias) for _ in range(copies)], shape[1], dtype) for layout in layouts}
+    best = layouts[0]
+    for layout in layouts[1:]:
+        ratios = [own / other for own, other in zip(seconds[layout], seconds[best], strict=True)]
+        best = layout if math.prod(ratios) < CLEARLY ** len(ROWS) else best
+    by_rows = [min(layouts, key=lambda layout: seconds[layout][number]) for number in range(len(ROWS))]
+    is_clear = [seconds[own][number] < CLEARLY * seconds[best][number] for number, own in enumerate(by_rows)]
+    return best, *(own if clear else best for own, clear in zip(by_rows, is_clear, strict=True))
 
 
-def _can_be_packed(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not CPU.has_onednn or not torch.backends.mkldnn.enabled:
-        return False
-    return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and CPU.has_fast_bfloat16)
+def _measure(maps: list[Linear], width: int, dtype: torch.dtype) -> list[float]:
+    """Returns the seconds of a product for each of ROWS, the median of several weights: one is seldom in the cache."""
+    medians = []
+    for rows in ROWS:
+        x, seconds = torch.ones(rows, width, dtype=dtype), []
+        for linear in maps:
+            began = time.perf_counter()
+            linear(x)
+            seconds.append(time.perf_counter() - began)
+        medians.append(statistics.median(seconds))
+    return medians

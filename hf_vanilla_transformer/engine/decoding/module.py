@@ -9,6 +9,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from ...integration_vanilla_transformer import CACHE
 from ...plan_vanilla_transformer import Plan
 from .prepared import Prepared
+from .search import Decoder
 
 
 class Module(Prepared):
@@ -32,7 +33,7 @@ class Module(Prepared):
         return ModuleDecoder(self.model, memory, attention_mask, plan.needs_attention)
 
 
-class ModuleDecoder:
+class ModuleDecoder(Decoder):
     """A batch's decoder: the cache holds keys and values of each row. Arguments are those of `PackedDecoder`."""
 
     def __init__(

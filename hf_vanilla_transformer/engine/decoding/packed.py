@@ -19,10 +19,12 @@ from ...modeling_vanilla_transformer import positions_of
 from ...plan_vanilla_transformer import Plan
 from .linear import Linear
 from .prepared import Prepared
+from .search import Bar, Decoder
 from .weights import Weights, through_layers
 
 # Positions of a new cache; their number doubles when it is full.
 FIRST_POSITIONS = 32
+ROWS_TO_SCREEN = 64  # of more, too many tokens may be the best of a row
 
 
 class FoldedAttention:
@@ -49,7 +51,10 @@ class FoldedAttention:
 
     def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Attends from x, (rows, d_model): residual + attention, (rows, d_model), and the shares, (rows, h, S)."""
-        shares = _softmax(F.linear(x, self.keys, self.bias).view(len(x), *self.shape))
+        scores = torch.mm(self.keys, x.t()).t()  # faster on some processors than x K^T is
+        if self.bias is not None:
+            scores = scores + self.bias
+        shares = _softmax(scores.reshape(len(x), *self.shape))
         return torch.addmm(residual, shares.flatten(1), self.values), shares
 
 
@@ -81,7 +86,7 @@ class Packed(Prepared):
         return PackedDecoder(self.weights, memory, attention_mask, plan.num_beams, plan.needs_attention)
 
 
-class PackedDecoder:
+class PackedDecoder(Decoder):
     """A decoder with its caches for a batch: each row is one hypothesis, and each sentence has equally many rows."""
 
     def __init__(
@@ -94,7 +99,7 @@ class PackedDecoder:
     ) -> None:
         self.weights, self.keep_attention = weights.decoder, keep_attention
         self.keeps_places = memory.device.type == "cpu"
-        self.lm_head = weights.lm_head
+        self.all = weights
         self.attention: Tensor | None = None  # (rows, S), of the last step: the last layer's, mean of its heads
         self.num_sentences = self.num_rows = len(memory)
         self.beams = beams
@@ -126,6 +131,15 @@ class PackedDecoder:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Advances by one position, with the token of each row, (rows,); returns logits of the next, (rows, V)."""
+        return self.all.lm_head(self._output(tokens))
+
+    def best(self, tokens: Tensor, bar: Bar | None = None) -> Tensor:
+        """Advances as `step` does; returns the most probable next token of each row, (rows,), of those not barred."""
+        screen = self.all.screen if len(tokens) <= ROWS_TO_SCREEN else None
+        return super().best(tokens, bar) if screen is None else screen(self._output(tokens), bar)
+
+    def _output(self, tokens: Tensor) -> Tensor:
+        """Advances by one position; returns the stack's output, (rows, d_model)."""
         stack = self.weights
         self._make_room()
         place = torch.arange(self.length - 1, self.length, device=self.past.device)
@@ -147,7 +161,7 @@ class PackedDecoder:
             heads = self._attend_to_memory(number, stack.layers[number].cross_query(x))
             return stack.layers[number].cross_out(heads, residual)
 
-        return self.lm_head(through_layers(stack, x, attend_to_past, attend_to_memory))
+        return through_layers(stack, x, attend_to_past, attend_to_memory)
 
     def _make_room(self) -> None:
         """Goes to the next position; where the caches have no room for it, they grow."""

@@ -2,8 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch import Tensor
 from ...plan_vanilla_transformer import Plan
 from .scores import score_processor
 from .search import Decoder, Hypothesis, beam_search, greedy_search
+
+Memory: TypeAlias = Any  # the output of an encoder, (B, S, d_model); of several as one, a list
 
 
 class Prepared(ABC):
@@ -26,6 +28,8 @@ class Prepared(ABC):
             return f"`{plan.others[0]}` is given"
         if plan.limit[0] == "default":
             return "nothing limits the length, and transformers has a default"
+        if plan.num_hypotheses > plan.num_beams:
+            return "more hypotheses than beams are asked for"
         if plan.start is None:
             return "there is no start token"
         if plan.forced_begin in plan.barred or {*plan.forced_end} & {*plan.barred, *plan.barred_at_begin}:
@@ -37,28 +41,27 @@ class Prepared(ABC):
         return None
 
     @abstractmethod
-    def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> Any:
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> Memory:
         """Returns the encoder's output, (B, S, d_model), of ids and mask, (B, S) each."""
 
     @abstractmethod
-    def decoder(self, memory: Any, attention_mask: Tensor | None, plan: Plan) -> Decoder:
+    def decoder(self, memory: Memory, attention_mask: Tensor | None, plan: Plan) -> Decoder:
         """Begins to decode a batch: the encoder's output, its mask (None: there is no padding), and how."""
 
     def search(
         self,
         plan: Plan,  # `unsupported` has nothing against it
-        memory: Any,  # what `encode` returned
+        memory: Memory,  # what `encode` returned
         attention_mask: Tensor | None,  # (B, S), 0 for padding
         prompts: Tensor,  # what each target begins with, (B, P), the start token first
         max_new_tokens: Sequence[int],  # of each sentence, from 1 up
-        on_token: Callable[[int], object] | None = None,  # for one sentence, greedily
     ) -> list[list[Hypothesis]]:
         """Searches for the translations of a batch: hypotheses of each sentence, the best first."""
         decoder = self.decoder(memory, attention_mask, plan)
         process = score_processor(plan, self.vocab_size, prompts, max(max_new_tokens))
         if plan.num_beams > 1:
             return beam_search(decoder, prompts, max_new_tokens, plan, process, attention_mask)
-        return greedy_search(decoder, prompts, max_new_tokens, plan, process, on_token)
+        return greedy_search(decoder, prompts, max_new_tokens, plan, process)
 
 
 class Averaged(Prepared):
@@ -68,17 +71,17 @@ class Averaged(Prepared):
         self.members = members
         self.device, self.vocab_size = members[0].device, members[0].vocab_size
 
-    def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> list[Any]:
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> list[Memory]:
         """Encodes a source by each member."""
         return [one.encode(input_ids, attention_mask) for one in self.members]
 
-    def decoder(self, memory: Any, attention_mask: Tensor | None, plan: Plan) -> "AveragedDecoder":
+    def decoder(self, memory: Memory, attention_mask: Tensor | None, plan: Plan) -> "AveragedDecoder":
         """Begins to decode a batch with each member."""
         pairs = zip(self.members, memory, strict=True)
         return AveragedDecoder([one.decoder(own, attention_mask, plan) for one, own in pairs])
 
 
-class AveragedDecoder:
+class AveragedDecoder(Decoder):
     """Decoders of the same batch as one."""
 
     def __init__(self, decoders: Sequence[Decoder]) -> None:

@@ -6,6 +6,7 @@ sentences leave the batch, and every few steps elsewhere.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ STEPS_UNSEEN = 8  # on a device that would have to be waited for
 NONE = -torch.inf  # the log-probability of a beam that isn't there
 
 ScoreProcessor = Callable[[Tensor, Tensor], Tensor]
+Bar = Callable[[Tensor], Tensor]  # fills scores, (rows, V), of tokens that may not be chosen with -inf
 
 
 class Decoder(Protocol):
@@ -30,6 +32,11 @@ class Decoder(Protocol):
     def step(self, tokens: Tensor) -> Tensor:
         """Advances by one position, with the token of each row, (rows,); returns logits of the next, (rows, V)."""
         ...
+
+    def best(self, tokens: Tensor, bar: Bar | None = None) -> Tensor:
+        """Advances as `step` does; returns the most probable next token of each row, (rows,), of those not barred."""
+        logits = self.step(tokens)
+        return (logits if bar is None else bar(logits.float())).argmax(dim=-1)
 
     def move(self, rows: Tensor, sentences: Tensor) -> None:
         """Gives each row the past of a former row, and each sentence the source of a former one."""
@@ -349,29 +356,25 @@ def greedy_search(
     max_new_tokens: Sequence[int],
     plan: Plan,
     process: ScoreProcessor | None = None,  # changes logits
-    on_token: Callable[[int], object] | None = None,  # for a batch of one sentence
 ) -> list[list[Hypothesis]]:
     """Takes the most probable token at each step: for each sentence one hypothesis, without a score."""
-    device, looks = prompts.device, prompts.device.type == "cpu" or on_token is not None
+    device, on_cpu = prompts.device, prompts.device.type == "cpu"
     ends = torch.tensor(plan.ends, dtype=torch.long, device=device)
     limits, soonest = torch.tensor(max_new_tokens, device=device), min(max_new_tokens)
+    changes_scores = plan.repetition_penalty != 1 or plan.renormalize  # else they stay or are barred
+    best = partial(Decoder.best, decoder) if changes_scores else decoder.best
     tokens, _ = _read(prompts, decoder)
     live, history = list(range(len(prompts))), History(len(prompts), num_beams=1)
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     for length in range(1, max(max_new_tokens) + 1):
-        logits = decoder.step(tokens)
-        if process is not None:
-            logits = process(prompts, logits.float())
-        tokens = logits.argmax(dim=-1)
+        tokens = best(tokens, None if process is None else partial(process, prompts))
         history.add(live, tokens, decoder.attention if plan.alignments else None)
         ended = ended | is_in(tokens, ends)
         if length >= soonest:
             ended = ended | (limits <= length)
-        if on_token is not None:
-            on_token(int(tokens[0]))
         if process is not None:
             prompts = torch.cat([prompts, tokens[:, None]], dim=1)
-        if (looks or length % STEPS_UNSEEN == 0) and ended.any():
+        if (on_cpu or length % STEPS_UNSEEN == 0) and ended.any():
             kept = closed_up((~ended).nonzero().flatten().tolist())
             if not kept:
                 break

@@ -1,6 +1,7 @@
 """A model's weights as decoding needs them: fused, packed, and taken through the layers of section 3.1."""
 
 from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -9,27 +10,59 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...integration_vanilla_transformer import outside_vocabulary
-from .linear import Linear, kind_of_linear
+from ..torch_private import int8_linear
+from .linear import Linear, linear_map
+from .screen import Screen
+
+Maker = Callable[[Tensor, Tensor | None], Linear]  # of weight, (out, in), and bias, (out,)
+
+ELEMENTS_TO_SCREEN = 2**21  # of a projection to a vocabulary, from which a screen is faster than all logits
+STEPS_TO_SCREEN = 100  # a screen takes as long to make as it saves in about as many steps
 
 
 class Weights:
     """What decoding needs of a supported model: weights that are fused, packed and, if asked, in 8 bits."""
 
     def __init__(self, model: PreTrainedModel, is_int8: bool = False) -> None:
-        weight = model.lm_head.weight
-        linear = kind_of_linear(is_int8, weight)
+        self.projection, weight = model.lm_head, model.lm_head.weight
+        self.is_int8, self.greedy_steps = is_int8, 0
+        self.linear = linear = partial(linear_map, is_int8=is_int8, model_bytes=model.get_memory_footprint())
         self.device, self.vocab_size = weight.device, len(weight)
         self.encoder = StackWeights(model.get_encoder(), linear)
         self.decoder = StackWeights(model.get_decoder(), linear)
-        self.lm_head = _fuse(linear, model.lm_head)
         crosses = [layer.encoder_attn for layer in model.get_decoder().layers]
         self.memory = _fuse(linear, *(m for cross in crosses for m in (cross.k_proj, cross.v_proj)))
+
+    @property
+    def layouts(self) -> dict[str, str]:
+        """Which layout was measured to be the fastest for each of a decoder layer's maps."""
+        return {name: repr(one) for name, one in vars(self.decoder.layers[0]).items() if isinstance(one, Linear)}
+
+    @cached_property
+    def lm_head(self) -> Linear:
+        """The projection to the vocabulary; a greedy search does without, as a rule."""
+        return _fuse(self.linear, self.projection)
+
+    @property
+    def screen(self) -> Screen | None:
+        """What finds the most probable tokens in less time than all logits take, or None; asked once a greedy step."""
+        self.greedy_steps += 1
+        return self._screen if self.greedy_steps > STEPS_TO_SCREEN else None
+
+    @cached_property
+    def _screen(self) -> Screen | None:
+        weight, bias = self.projection.weight.detach(), self.projection.bias
+        is_plain = self.device.type == "cpu" and weight.dtype == torch.float32 and not self.is_int8
+        if not is_plain or weight.numel() < ELEMENTS_TO_SCREEN or int8_linear() is None:
+            return None
+        bias = None if bias is None else bias.detach()
+        return Screen(weight, bias, linear_map(weight, bias, is_int8=True), lambda: self.lm_head)
 
 
 class StackWeights:
     """The weights of the encoder's or of the decoder's stack."""
 
-    def __init__(self, stack: Any, linear: Callable[[Tensor, Tensor | None], Linear]) -> None:
+    def __init__(self, stack: Any, linear: Maker) -> None:
         self.embed_tokens, self.positions = stack.embed_tokens, stack.embed_positions
         self.scale, self.pre_norm = stack.config.embedding_scale, stack.config.norm_position == "pre"
         self.layers = [LayerWeights(layer, linear) for layer in stack.layers]
@@ -60,7 +93,7 @@ class StackWeights:
 class LayerWeights:
     """The weights of a layer."""
 
-    def __init__(self, layer: Any, linear: Callable[[Tensor, Tensor | None], Linear]) -> None:
+    def __init__(self, layer: Any, linear: Maker) -> None:
         own, network = layer.self_attn, layer.feed_forward
         # 1 / sqrt(d_k) of eq. 1 is taken into the queries' weights.
         self.qkv = _fuse(linear, own.q_proj, own.k_proj, own.v_proj, scaling=own.scaling)
@@ -103,7 +136,7 @@ def through_layers(
     return stack.last_norm(x)
 
 
-def _fuse(linear: Callable[[Tensor, Tensor | None], Linear], *modules: nn.Linear, scaling: float = 1.0) -> Linear:
+def _fuse(linear: Maker, *modules: nn.Linear, scaling: float = 1.0) -> Linear:
     """Makes one map of several that have their input in common: outputs stand side by side, the first one scaled."""
     weights = [module.weight.detach() for module in modules]
     biases = [module.bias.detach() for module in modules if module.bias is not None]  # of all or of none

@@ -1,6 +1,7 @@
 """The label-smoothed loss of the projection to the vocabulary, without ever holding all logits."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from ...integration_vanilla_transformer import outside_vocabulary
 
 ROWS_PER_CHUNK = 512  # with fewer rows, products take longer than those of all targets at once
 ROWS_ON_CUDA = 8192
+OfChunk: TypeAlias = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
 def projected_cross_entropy(
@@ -18,7 +20,7 @@ def projected_cross_entropy(
     labels: Tensor,  # (B, T), -100 where there is no target
     num_items_in_batch: Tensor | int | None = None,  # of the complete batch; None: of `labels`
     label_smoothing: float = 0.0,
-    chunk: Any = None,  # `loss_of_chunk`, compiled or not, for batches of one shape
+    chunk: OfChunk | None = None,  # `loss_of_chunk`, compiled or not, for batches of one shape
 ) -> Tensor:
     """Computes the model's `label_smoothed_cross_entropy(projection(hidden), labels, ...)`, some targets at a time.
 
@@ -45,7 +47,15 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     """The summed loss of N targets: lse(z) - (1 - eps) z_y - eps mean(z). Its gradient is softmax - (smoothed y)."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Any, labels: Tensor, eps: float, chunk: Any) -> Tensor:
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        eps: float,
+        chunk: OfChunk | None,
+    ) -> Tensor:
         device, rows = hidden.device.type, ROWS_ON_CUDA if hidden.is_cuda else ROWS_PER_CHUNK
         is_cast = hidden.dtype == torch.float32 and torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if is_cast else hidden.dtype
@@ -91,7 +101,9 @@ def loss_of_chunk(logits: Tensor, targets: Tensor, eps: float) -> tuple[Tensor, 
     return loss, gradient.scatter_add_(1, targets, gradient.new_full(targets.shape, eps - 1)).to(dtype)
 
 
-def _add_gradients(grads: list[Any], own: slice, gradient: Tensor, x: Tensor, table: Tensor, targets: Tensor) -> None:
+def _add_gradients(
+    grads: list[Tensor | None], own: slice, gradient: Tensor, x: Tensor, table: Tensor, targets: Tensor
+) -> None:
     """Adds the gradients of hidden states, weight and bias that follow from that of a chunk's logits, (n, V)."""
     of_hidden, of_weight, of_bias = grads
     if of_hidden is not None:

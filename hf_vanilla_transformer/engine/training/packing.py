@@ -1,7 +1,7 @@
 """The forward pass of packed batches: rows of one shape with many sentences, each of which sees itself alone."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from .loss import loss_of_chunk
 logger = logging.get_logger(__name__)
 SDPA_IN_FLOAT32 = "sdpa_in_float32"  # the shortcuts' attention; it takes block masks too
 BLOCKS_ON = ("cuda",)  # FlexAttention takes sdpa's place there, and leaves out blocks without a common pair
+CompileOptions: TypeAlias = Mapping[str, Any]  # of torch.compile
 # What a packed batch is called with: its own tensors, and what is the same for it whatever the value.
 ARGUMENTS = {
     "input_ids",
@@ -36,7 +37,7 @@ class PackedForward:
     `compiled` has options of torch.compile, for the layers and the loss; None: they aren't compiled.
     """
 
-    def __init__(self, model: Model, compiled: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, model: Model, compiled: CompileOptions | None = None) -> None:
         self.model, self.compiled, self.is_new = model, compiled, True
         self.uses_blocks = not model.config.attention_dropout  # which FlexAttention doesn't have
         self.call, self.loss_of_chunk = _call, loss_of_chunk
@@ -44,7 +45,7 @@ class PackedForward:
             self.call = torch.compile(_call, dynamic=False, **compiled)
             self.loss_of_chunk = torch.compile(loss_of_chunk, dynamic=False, **compiled)
 
-    def __call__(self, encoder_attention_mask: Tensor | None = None, **batch: Any) -> Any:
+    def __call__(self, encoder_attention_mask: Tensor | None = None, **batch: Any) -> object:
         """Runs a batch with the arguments of the class's `forward`, or a packed one."""
         if encoder_attention_mask is None:
             return type(self.model.model).forward(self.model.model, **batch)
@@ -71,7 +72,7 @@ class PackedForward:
             x = self.call(layer, x, memory, mask=mask, cross=cross)
         return decoder.layer_norm(x)
 
-    def _mask(self, x: Tensor, queries: Tensor, keys: Tensor, *others: Any) -> Tensor | BlockMask:
+    def _mask(self, x: Tensor, queries: Tensor, keys: Tensor, *others: Callable[..., object]) -> Tensor | BlockMask:
         """Makes the mask by which queries, (R, T), see keys, (R, S), of their own pair, as the kernel takes it."""
         name = self.model.config._attn_implementation
         if name not in ("sdpa", SDPA_IN_FLOAT32, "eager", "flex_attention"):

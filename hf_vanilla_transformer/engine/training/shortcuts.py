@@ -1,6 +1,6 @@
 """Puts the shortcuts of a training step into a model, and takes them out again."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -19,14 +19,14 @@ from ...modeling_vanilla_transformer import (
     label_smoothed_cross_entropy,
 )
 from .loss import projected_cross_entropy
-from .packing import SDPA_IN_FLOAT32, PackedForward
+from .packing import SDPA_IN_FLOAT32, CompileOptions, PackedForward
 
 _Model = VanillaTransformerForConditionalGeneration
 _INTERFERING = ("forward", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @contextmanager
-def training_shortcuts(model: nn.Module, compiled: Mapping[str, Any] | None = None) -> Iterator[None]:
+def training_shortcuts(model: nn.Module, compiled: CompileOptions | None = None) -> Iterator[None]:
     """Trains with shortcuts: the same loss and gradients, in less memory and, in bfloat16, less time.
 
     Inside, on a CPU and in training mode,
@@ -55,7 +55,7 @@ def paused_shortcuts(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _switched(model: nn.Module, on: bool, compiled: Mapping[str, Any] | None = None) -> Iterator[None]:
+def _switched(model: nn.Module, on: bool, compiled: CompileOptions | None = None) -> Iterator[None]:
     before = None if on else loss_of_targets
     models = [one for one in model.modules() if type(one) is _Model and _own_loss(one) is before]
     changed = {one: vars(one.model).get("forward", PackedForward(one, compiled)) for one in models}
@@ -68,12 +68,12 @@ def _switched(model: nn.Module, on: bool, compiled: Mapping[str, Any] | None = N
             _switch(one, not on, forward)
 
 
-def _own_loss(model: _Model) -> Any:
+def _own_loss(model: _Model) -> object:
     method = vars(model).get("loss_of_targets")
     return getattr(method, "__func__", method)
 
 
-def _switch(model: _Model, on: bool, forward: Any) -> None:
+def _switch(model: _Model, on: bool, forward: object) -> None:
     before, after = ("sdpa", SDPA_IN_FLOAT32) if on else (SDPA_IN_FLOAT32, "sdpa")
     if model.config._attn_implementation == before:
         model.config._attn_implementation = after
@@ -108,7 +108,9 @@ def _can_be_parted(model: _Model, hidden: Tensor) -> bool:
     return has_weights and model.loss_function is label_smoothed_cross_entropy
 
 
-def _sdpa_in_float32(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
+def _sdpa_in_float32(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | BlockMask | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
     """Computes eq. 1 by sdpa, on a CPU in float32, as its backward pass takes longer in bfloat16; or by blocks."""
     if isinstance(mask, BlockMask):
         return flex_attention_forward(module, query, key, value, mask, **kwargs)

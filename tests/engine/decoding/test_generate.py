@@ -2,17 +2,16 @@
 
 import pytest
 import torch
-from test_generation import BOS, EOS, PAD, SOURCES, Recorder, lively_model, padded
-from test_search import by_transformers, by_us, exact_model
+from test_generation import BOS, EOS, PAD, SOURCES, lively_model, padded
+from test_search import by_us, exact_model
 from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
 )
+from transformers.generation.streamers import BaseStreamer
 
 from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.integration_vanilla_transformer import CACHE
@@ -29,14 +28,6 @@ class OnlySevens(LogitsProcessor):
         return scores.masked_fill(torch.arange(scores.shape[-1]) != 7, -torch.inf)
 
 
-class StopAt(StoppingCriteria):
-    def __init__(self, token):
-        self.token = token
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return input_ids[:, -1] == self.token
-
-
 # ---- what is left to transformers ----
 
 
@@ -50,11 +41,9 @@ def _batch(change):
     return inputs
 
 
-def _encoded(as_tuple):
+def _encoded():
     inputs = padded(SOURCES[:3])
-    encoded = exact_model().get_encoder()(**inputs)
-    given = {"encoder_outputs": (encoded.last_hidden_state,)} if as_tuple else {"encoder_outputs": encoded}
-    return {"input_ids": None, "attention_mask": inputs["attention_mask"] if as_tuple else None, **given}
+    return {"input_ids": None, "encoder_outputs": (exact_model().get_encoder()(**inputs).last_hidden_state,)}
 
 
 def _embedded():
@@ -67,36 +56,37 @@ def _decode(model, input_ids, **kwargs):
     return input_ids
 
 
-SHOWING = {"return_dict_in_generate": True}
+class Recorder(BaseStreamer):
+    def __init__(self):
+        self.pieces = []
+
+    def put(self, value):
+        self.pieces.append(value)
+
+    def end(self):
+        assert len(self.pieces) > 1
+
+
 # Why: what is said, beams, arguments.
 REASONS = {
     "sampling": ("`do_sample=True` is given", 1, lambda: {"do_sample": True, "temperature": 0.7}),
     "a method of one's own": ("`custom_generate` is given", 1, lambda: {"custom_generate": _decode}),
-    "what transformers refuses": ("`low_memory=True` is given", 1, lambda: {"low_memory": True}),
     "a processor": ("`logits_processor` is", 3, lambda: {"logits_processor": LogitsProcessorList([OnlySevens()])}),
-    "a processor of the source": ("`encoder_no_repeat_ngram_size=1`", 3, lambda: {"encoder_no_repeat_ngram_size": 1}),
-    "decay": ("`exponential_decay_length_penalty` is", 3, lambda: {"exponential_decay_length_penalty": (2, 1.5)}),
-    "finite scores": ("`remove_invalid_values=True`", 3, lambda: {"remove_invalid_values": True}),
-    "biases": ("`sequence_bias=[[[13], -3.0]]` is given", 3, lambda: {"sequence_bias": [[[13], -3.0]]}),
     "several forced ends": ("several tokens are", 3, lambda: {"forced_eos_token_id": [PAD, 5], "max_new_tokens": 3}),
     "an end forced at several limits": ("each sentence's own limit", 3, lambda: {"forced_eos_token_id": EOS}),
-    "a criterion": ("`stopping_criteria`", 1, lambda: {"stopping_criteria": StoppingCriteriaList([StopAt(18)])}),
     "a cache": (f"`{CACHE}` is given", 1, lambda: {"past_key_values": _cache()}),
-    "no cache": ("`use_cache=False` is given", 1, lambda: {"use_cache": False}),
-    "a static cache": ("`cache_implementation='static'` is given", 3, lambda: {"cache_implementation": "static"}),
+    "a streamer": ("`streamer` is given", 1, lambda: {"streamer": Recorder()}),
+    "scores": ("`output_scores=True`", 1, lambda: {"output_scores": True, "return_dict_in_generate": True}),
     "a mask of the target": (
         "`decoder_attention_mask` is", 3, lambda: padded([[BOS, 5, 9], [BOS, 13], [BOS, 4, 4]], "left", "decoder_")
     ),
-    **{
-        name: (f"`{name}=True` is given", beams, lambda name=name: {**SHOWING, name: True})
-        for name, beams in (("output_attentions", 3), ("output_hidden_states", 3), ("output_scores", 1))
-    },
+    "padded prompts": (
+        "prompts have padding", 3, lambda: {"decoder_input_ids": torch.tensor([[PAD, 5], [7, 9], [8, 8]])}
+    ),
     "an empty source": ("all padding", 3, lambda: _batch(lambda mask: mask[1].zero_())),
-    "another mask": ("other values than 0 and 1", 3, lambda: _batch(lambda mask: mask.mul_(2))),
+    "another mask": ("isn't 0 or 1", 3, lambda: _batch(lambda mask: mask.mul_(2))),
     "embeddings": ("`inputs_embeds` is given", 3, _embedded),
-    "an encoded tuple": ("isn't token ids", 1, lambda: _encoded(as_tuple=True)),
-    "encoded without a mask": ("has no `attention_mask`", 3, lambda: _encoded(as_tuple=False)),
-    "several streamed sentences": ("several sentences can't be", 1, lambda: {"streamer": Recorder()}),
+    "an encoded tuple": ("isn't token ids", 1, _encoded),
 }  # fmt: skip
 
 
@@ -177,17 +167,3 @@ def test_what_a_callers_configuration_leaves_out_is_the_models(own, given):
     assert "`do_sample=True` is given" in attached.last_reason
     torch.manual_seed(0)
     assert torch.equal(found, model.generate(**options))
-
-
-# ---- odd input ----
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_learned_positions_limit_the_length(num_beams):
-    learned = exact_model(position_encoding="learned", max_position_embeddings=12)
-    options = {**padded([SOURCES[0], SOURCES[3]]), "num_beams": num_beams, "suppress_tokens": [EOS]}
-    found = by_us(learned, **options, max_extra_length=5).sequences
-    assert torch.equal(found, by_transformers(learned, **options, max_extra_length=5).sequences)
-    assert found.shape[1] == 12
-    with engine.attach(learned), pytest.raises(ValueError, match=r"12 learned positions .*Truncate"):
-        learned.generate(**options, max_new_tokens=20)

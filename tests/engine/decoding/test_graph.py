@@ -34,17 +34,16 @@ def assert_same(graph, packed, plan, sources=SOURCES, side="right"):
     assert_same_hypotheses(found(graph, plan, sources, side), found(packed, plan, sources, side))
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_kind_of_model(name, side):
-    for plan in (PLAN, BEAMS):
+def test_every_kind_of_model(name):
+    for plan, side in ((PLAN, "right"), (BEAMS, "left")):
         assert_same(*prepared(name), plan, side=side)
 
 
-@pytest.mark.parametrize("num_beams", range(1, 6))
+@pytest.mark.parametrize("num_beams", [1, 2, 5])
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 def test_searches_and_penalties(num_beams, early_stopping):
-    for penalty in (GNMTLengthPenalty(0.6), GNMTLengthPenalty(0.0), 1.0, 2.0, -0.5):
+    for penalty in (GNMTLengthPenalty(0.6), 2.0, -0.5):
         plan = replace(BEAMS, num_beams=num_beams, num_hypotheses=1, early_stopping=early_stopping)
         assert_same(*prepared(), replace(plan, length_penalty=penalty))
 
@@ -70,7 +69,7 @@ def test_ends_bars_and_limits(plan, settings):
     assert_same(*prepared(), replace(plan, **settings))
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 5, 17])
+@pytest.mark.parametrize("count", [1, 5, 17])
 def test_batches_are_filled_up_and_buckets_are_used_again(count):
     graph, packed = Graph(lively_model()), Packed(lively_model())
     for shift, plan in itertools.product(range(3), (BEAMS, replace(BEAMS, length_penalty=2.0))):
@@ -99,15 +98,13 @@ def test_what_captured_steps_lack_is_left_to_others():
     lacking = [{"coverage_penalty": 0.2}, {"alignments": True}, {"no_repeat_ngram_size": 2}]
     lacking += [{"repetition_penalty": 2.0}, {"forced_begin": 4}, {"forced_end": (99,)}]
     lacking += [{"barred_words": ((4, 5),)}, {"ends": tuple(range(3, 14))}]
-    buckets, tokens = list(graph._steps), []
+    buckets = list(graph._steps)
     for settings in lacking:
         plan = replace(BEAMS, limit=("max_length", 9), **settings)
         assert graph.lacking(plan) is not None
         if "forced_end" not in settings:  # a token that the vocabulary lacks
             assert found(graph, plan)[0][0].tokens == found(packed, plan)[0][0].tokens
     assert graph.unsupported(replace(PLAN, others=("do_sample=True",))) == "`do_sample=True` is given"
-    streamed = found(graph, PLAN, SOURCES[:1], on_token=tokens.append)
-    assert streamed[0][0].tokens == tokens == found(packed, PLAN)[0][0].tokens
     assert found(graph, BEAMS, prompt=(BOS, BOS)) == found(packed, BEAMS, prompt=(BOS, BOS))
     assert list(graph._steps) == buckets
     assert_same(graph, packed, replace(BEAMS, limit=("max_new_tokens", 40)))  # all positions that are learned

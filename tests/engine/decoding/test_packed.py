@@ -7,13 +7,19 @@ import numpy as np
 import pytest
 import torch
 from test_generation import SOURCES, VARIANTS, VOCABULARY, lively_model, padded
-from test_search import by_transformers, by_us
+from test_search import by_us
 
-from hf_vanilla_transformer.engine.cpu import CPU
 from hf_vanilla_transformer.engine.decoding import linear
 from hf_vanilla_transformer.engine.decoding.packed import Packed, PackedDecoder
 from hf_vanilla_transformer.engine.decoding.prepared import AveragedDecoder
 from hf_vanilla_transformer.engine.decoding.weights import Weights
+
+
+@pytest.fixture(autouse=True)
+def _all_in_8_bits(monkeypatch):
+    """These models are small; in 8 bits, large weights alone are by default."""
+    monkeypatch.setattr(linear, "ELEMENTS_FOR_INT8", 0)
+
 
 MODELS = {
     **VARIANTS,
@@ -55,7 +61,6 @@ CLOSE = {torch.float32: {"atol": 5e-5, "rtol": 1e-5}, torch.float64: {"atol": 1e
 
 # In float32 weights are packed on a CPU, in float64 they are not.
 PRECISIONS = [(name, torch.float32) for name in MODELS] + [("default", torch.float64), ("odd widths", torch.float64)]
-IN_TWO_PRECISIONS = pytest.mark.parametrize(("name", "dtype"), PRECISIONS)
 
 
 # ---- encoder and decoder ----
@@ -64,19 +69,6 @@ IN_TWO_PRECISIONS = pytest.mark.parametrize(("name", "dtype"), PRECISIONS)
 def cut(inputs, i):
     """Sentence i of a batch, as a batch."""
     return {name: value[i : i + 1] for name, value in inputs.items()}
-
-
-@IN_TWO_PRECISIONS
-@torch.no_grad()
-def test_encoder_is_the_models(name, dtype):
-    model = varied(name, dtype)
-    for side in ("left", "right"):
-        inputs = padded(SOURCES, side)
-        found, real = Packed(model).encode(**inputs), inputs["attention_mask"].bool()
-        assert found.dtype == dtype
-        torch.testing.assert_close(found[real], model.get_encoder()(**inputs)[0][real], **CLOSE[dtype])
-    whole = torch.tensor([SOURCES[0], SOURCES[0][::-1]])
-    torch.testing.assert_close(Packed(model).encode(whole, None), model.get_encoder()(whole)[0], **CLOSE[dtype])
 
 
 def decode_at_random(model, memory, mask, steps, beams, keep_attention=False, is_int8=False):
@@ -143,26 +135,26 @@ def errors_of_steps(model, is_int8):
     return largest, (torch.cat(wrong).square().mean().sqrt() / torch.cat(expected).std()).item()
 
 
-@IN_TWO_PRECISIONS
+@pytest.mark.parametrize(("name", "dtype"), PRECISIONS)
 @torch.no_grad()
-def test_decoder_is_the_models(name, dtype):
+def test_encoder_and_decoder_are_the_models(name, dtype):
     """Step by step, beyond the 32 positions that caches have at first, as rows are exchanged and sentences leave."""
     model, inputs = varied(name, dtype), padded(SOURCES, "left")
-    memory = model.get_encoder()(**inputs)[0]
-    steps = 70 if name == "default" else 38
+    memory, steps = Packed(model).encode(**inputs), 70 if name == "default" else 38
+    assert memory.dtype == dtype
     found = decode_at_random(model, memory, inputs["attention_mask"], steps, beams=2)
     assert len(found) == 2 * len(SOURCES)
     assert_as_forced(model, inputs, found)
 
 
-@IN_TWO_PRECISIONS
+@pytest.mark.parametrize("name", ["default", "d_k and d_v", "pre-norm, biases", "odd widths"])
 @torch.no_grad()
-def test_a_single_sentences_keys_and_values_are_folded(name, dtype):
+def test_a_single_sentences_keys_and_values_are_folded(name):
     """With padding and without, as rows are exchanged."""
-    model = varied(name, dtype)
+    model = varied(name)
     for rows in ([SOURCES[1]], [SOURCES[1][1:], SOURCES[1]]):
         inputs = cut(padded(rows, "left"), 0)
-        memory = model.get_encoder()(**inputs)[0]
+        memory = Packed(model).encode(**inputs)
         decoder = PackedDecoder(Weights(model), memory, inputs["attention_mask"], 3, keep_attention=True)
         assert len(decoder.folded) == model.config.decoder_layers
         assert_as_forced(model, inputs, wander(decoder, model.config.target_vocab_size, 1, 7, 3, True))
@@ -185,25 +177,11 @@ def test_bfloat16_is_as_exact_as_the_models():
     assert ours < 1.3 * theirs < 0.1
 
 
-# ---- generate(), with every kind of model ----
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_every_kind_of_model_generates_what_it_does_by_transformers(name):
-    """In float32, where scores of neighbours in the ranking differ by more than both ways of computing them."""
-    options = {**padded(SOURCES), "max_extra_length": 6, "num_beams": 4, "num_return_sequences": 2}
-    ours, theirs = (way(varied(name), **options) for way in (by_us, by_transformers))
-    assert torch.equal(ours.sequences, theirs.sequences)
-    assert torch.equal(ours.beam_indices, theirs.beam_indices)
-    # Sums of up to 15 log-probabilities, each as inexact as the logits, over a divisor of 1 to 2.
-    assert ours.sequences_scores.tolist() == pytest.approx(theirs.sequences_scores.tolist(), abs=1e-4, rel=1e-5)
-
-
 # ---- 8 bits ----
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["pre-norm, biases", "marian", "odd widths"])
 @torch.no_grad()
 def test_8_bits_come_close(name):
     """Measured: errors of the encoder's output are 1 to 6% of it, those of the logits 3 to 5% of how they vary."""
@@ -214,13 +192,14 @@ def test_8_bits_come_close(name):
     assert 1e-3 < errors_of_steps(model, is_int8=True)[1] < 0.1
 
 
-@pytest.mark.parametrize("rows", [1, CPU.rows_for_fbgemm, 33])
+@pytest.mark.parametrize("rows", [1, 8, 33])
 @pytest.mark.parametrize("relu", [False, True])
-def test_the_formula_of_8_bits(rows, relu):
+@pytest.mark.parametrize("kind", [linear.FBGEMMLinear, linear.OneDNNLinear])
+def test_the_formula_of_8_bits(rows, relu, kind):
     """Weights are rounded to integers up to 127, inputs to 127 or, without VNNI, to 63; their products are exact."""
     x, weight, bias, residual = torch.randn(rows, 48) * 3, torch.randn(20, 48), torch.randn(20), torch.randn(rows, 20)
     x[0], weight[3] = 0.0, 0.0
-    expected, highest = np.zeros((rows, 20)), 63 if CPU.reduce_range else 127
+    expected, highest = np.zeros((rows, 20)), linear.HIGHEST
     steps = weight.abs().amax(dim=1).clamp(min=1e-30) / 127
     rounded = (weight / steps[:, None]).round().double().numpy()
     for row, values in enumerate(x):
@@ -228,14 +207,14 @@ def test_the_formula_of_8_bits(rows, relu):
         integers = (values * (highest / largest)).round().double().numpy()
         expected[row] = rounded @ integers * steps.double().numpy() * float(largest) / highest
     expected += bias.double().numpy()
-    found = linear.Int8Linear(weight, bias)(x, None if relu else residual.clone(), relu)
+    found = kind(weight, bias)(x, None if relu else residual.clone(), relu)
     wanted = expected.clip(min=0) if relu else expected + residual.double().numpy()
     np.testing.assert_allclose(found.numpy(), wanted, atol=2e-5, rtol=1e-5)  # numbers up to 100, in float32
 
 
 @torch.no_grad()
 def test_in_8_bits_a_sentence_does_not_depend_on_its_batch(model):
-    x, linear_map = torch.randn(CPU.rows_for_fbgemm + 12, 32), linear.Int8Linear(torch.randn(48, 32), torch.randn(48))
+    x, linear_map = torch.randn(20, 32), linear.linear_map(torch.randn(48, 32), torch.randn(48), is_int8=True)
     x[3] *= 1000
     one_by_one = torch.cat([linear_map(row[None]) for row in x])
     torch.testing.assert_close(linear_map(x), one_by_one, rtol=1e-6, atol=1e-5)  # a step is worth 1e-2

@@ -1,0 +1,226 @@
+"""Models in CTranslate2's format that others made, translated as CTranslate2 is called by their authors."""
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import ctranslate2
+import pytest
+import sentencepiece
+from ctranslate2.converters import TransformersConverter
+
+from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.errors import CheckpointError
+from tests.interop.ctranslate2_origins import ALL, ORIGINS, argos, sharpened
+from tests.interop.opus_mt import opus_mt_folder
+from tests.translation.families import LANGUAGES, family
+
+LINES = [*ALL[:18], "", "xyz 漢 unknown"]
+# What each origin's authors give to `translate_batch`, beside CTranslate2's defaults.
+GIVEN = {"quickmt": {"beam_size": 5, "max_decoding_length": 512}, "argos": {"beam_size": 4, "length_penalty": 0.2}}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {name: sharpened(origin(tmp_path_factory.mktemp(name))) for name, origin in ORIGINS.items()}
+    return made | {"argos": argos(tmp_path_factory.mktemp("argos"))}
+
+
+def models(folder):
+    """The SentencePiece models of source and target."""
+    pairs = (("source.spm", "target.spm"), ("src.spm.model", "tgt.spm.model"), ("sentencepiece.model",) * 2)
+    pairs += (("sentencepiece.bpe.model",) * 2,)
+    found = next(pair for pair in pairs if (folder / pair[0]).is_file())
+    return [sentencepiece.SentencePieceProcessor(str(folder / name)) for name in found]
+
+
+def as_its_authors_do(folder, name, spm_folder=None, **options):
+    """Tokens by CTranslate2 itself, and their texts."""
+    source, target = models(spm_folder or folder)
+    end = ["</s>"] if name == "opus_mt" else []
+    pieces = [source.encode(line, out_type=str) + end for line in LINES if line]
+    found = ctranslate2.Translator(str(folder)).translate_batch(pieces, **{**GIVEN.get(name, {}), **options})
+    rows = [one.hypotheses[0] for one in found]
+    rows = [[token for token in row if token not in ("<unk>", "<blank>")] for row in rows]
+    return [*(target.decode_pieces(row).replace("▁", " ").strip() for row in rows)]
+
+
+@pytest.mark.parametrize("name", ORIGINS)
+def test_each_origin(folders, name):
+    translator = Translator(folders[name], "cpu", threads=1)
+    given = translator.plan()
+    assert (given.num_beams, given.limit) == (
+        (5, ("max_new_tokens", 512)) if name == "quickmt" else (2, ("max_new_tokens", 256))
+    )
+    for options, theirs in ({}, {}), ({"num_beams": 1}, {"beam_size": 1}):
+        options, theirs = options | {"max_new_tokens": 30}, theirs | {"max_decoding_length": 30}
+        found = translator(LINES, unknown_target="drop", **options)
+        assert found.pop(18) == ""
+        assert found == as_its_authors_do(folders[name], name, **theirs)
+        assert len({*found}) > 3
+    with pytest.raises(ValueError, match='is in CTranslate2\'s format; give backend="ctranslate2"'):
+        Translator(folders[name], backend="engine")
+
+
+def test_a_package_of_argos(folders, tmp_path):
+    with zipfile.ZipFile(folders["argos"]) as packed:
+        packed.extractall(tmp_path)
+    package = tmp_path / "translate-en_de-1_0"
+    wanted = as_its_authors_do(package / "model", "argos", package, max_decoding_length=30)
+    for place in (folders["argos"], package, package / "model"):
+        found = Translator(place, "cpu")(LINES, unknown_target="drop", max_new_tokens=30)
+        assert [line for number, line in enumerate(found) if number != 18] == wanted
+
+
+def test_the_language_of_a_package_of_argos(tmp_path):
+    package = argos(tmp_path, target_prefix="▁d")
+    with zipfile.ZipFile(package) as packed:
+        packed.extractall(tmp_path / "unpacked")
+    place = tmp_path / "unpacked" / "translate-en_de-1_0"
+    prefix = [["▁d"]] * (len(LINES) - 1)
+    wanted = as_its_authors_do(place / "model", "argos", place, target_prefix=prefix, max_decoding_length=30)
+    found = Translator(package, "cpu")(LINES, unknown_target="drop", max_new_tokens=30)
+    found.pop(18)
+    assert found == [line.removeprefix("d").strip() for line in wanted]
+
+
+@pytest.mark.parametrize("kind", ["nllb", "m2m100"])
+def test_languages(tmp_path, kind):
+    source, target = LANGUAGES[kind]
+    original = family(kind, tmp_path)
+    copied = [
+        name
+        for name in ("tokenizer.json", "tokenizer_config.json", "sentencepiece.bpe.model", "vocab.json")
+        if (original / name).is_file()
+    ]
+    made = Path(TransformersConverter(str(original), copy_files=copied).convert(str(tmp_path / "ct2")))
+    translator = Translator(made, "cpu", src_lang=source, tgt_lang=target)
+    tokenizer = translator.tokenizer
+    tokenizer.src_lang = source
+    pieces = [tokenizer.convert_ids_to_tokens(tokenizer(line)["input_ids"]) for line in ALL]
+    first = target if kind == "nllb" else f"__{target}__"
+    found = ctranslate2.Translator(str(made)).translate_batch(
+        pieces, target_prefix=[[first]] * len(ALL), max_decoding_length=50
+    )
+    rows = [tokenizer.convert_tokens_to_ids(one.hypotheses[0]) for one in found]
+    assert translator(ALL, max_new_tokens=50) == [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+    if kind == "nllb":
+        (made / "tokenizer.json").unlink()
+        shutil.copy(original / "spm.model", made / "sentencepiece.bpe.model")
+        with pytest.raises(CheckpointError, match=r"isn't enough for NLLB: add the original model's tokenizer\.json"):
+            Translator(made, "cpu")
+
+
+def test_a_model_of_several_targets(tmp_path):
+    original = opus_mt_folder(tmp_path / "marian", multi_target=True, decoder_attention_heads=2)
+    files = ["source.spm", "target.spm", "generation_config.json"]
+    made = Path(TransformersConverter(str(original), copy_files=files).convert(str(tmp_path / "ct2")))
+    translator = Translator(made, "cpu", tgt_lang="fra")
+    source, target = models(made)
+    pieces = [[">>fra<<", *source.encode(line, out_type=str), "</s>"] for line in ALL]
+    found = ctranslate2.Translator(str(made)).translate_batch(
+        pieces, beam_size=4, max_decoding_length=511, max_input_length=0
+    )
+    wanted = [target.decode_pieces([t for t in one.hypotheses[0] if not t.startswith((">>", "<unk"))]) for one in found]
+    assert len({*wanted}) > 3
+    assert translator.plan().num_beams == 4
+    assert translator.tokenizer.supported_language_codes == [">>deu<<", ">>fra<<", ">>nld<<"]
+
+
+# ---- Tokenizers and files ----
+def test_a_folder_without_a_tokenizer(folders, tmp_path, vanilla_transformer):
+    bare, other = tmp_path / "bare", tmp_path / "tokenizer"
+    shutil.copytree(folders["opennmt"], bare)
+    other.mkdir()
+    shutil.move(bare / "sentencepiece.model", other)
+    with pytest.raises(CheckpointError, match=r"source\.spm and target\.spm, .*bpe\.codes.*--tokenizer DIR"):
+        Translator(bare, "cpu")
+    wanted = Translator(folders["opennmt"], "cpu")(ALL)
+    assert Translator(bare, "cpu", tokenizer=other)(ALL) == wanted
+    code, output, _ = vanilla_transformer(
+        "translate", "--model", bare, "--tokenizer", other, "--device", "cpu", *ALL[:3]
+    )
+    assert (code, output.split("\n")[:-1]) == (0, wanted[:3])
+
+
+def test_vocabularies_as_text_and_codes(folders, tmp_path):
+    folder = shutil.copytree(folders["opennmt"], tmp_path / "model")
+    tokens = json.loads((folder / "shared_vocabulary.json").read_text())
+    (folder / "shared_vocabulary.json").unlink()
+    (folder / "shared_vocabulary.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    assert Translator(folder, "cpu")(ALL) == Translator(folders["opennmt"], "cpu")(ALL)
+    (folder / "sentencepiece.model").unlink()
+    (folder / "bpe.codes").write_text("#version: 0.2\n▁ A</w>\n")
+    assert Translator(folder, "cpu").tokenizer.tokenize("▁A x") == ["▁A", "x"]
+
+
+def test_damaged_files(folders, tmp_path):
+    content = (folders["opennmt"] / "model.bin").read_bytes()
+    tokens = json.loads((folders["opennmt"] / "shared_vocabulary.json").read_text())
+    cases = {
+        "model.bin": [
+            content[: len(content) // 2],
+            content[:30],
+            b"\x09" + content[1:],
+            content.replace(b"Transformer", b"Transfarmer", 1),
+        ],
+        "shared_vocabulary.json": [json.dumps(tokens[:-1]).encode(), b"{}", b"["],
+        "config.json": [b"["],
+        "sentencepiece.model": [b"xx"],
+    }
+    for file, contents in cases.items():
+        for damaged in contents:
+            folder = shutil.copytree(folders["opennmt"], tmp_path / "model", dirs_exist_ok=True)
+            (folder / file).write_bytes(damaged)
+            with pytest.raises(CheckpointError, match=file.replace(".", r"\.")):
+                Translator(folder, "cpu")
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+        Translator(folder, "cpu")
+
+
+def test_zips_that_are_refused(folders, tmp_path, monkeypatch):
+    package = tmp_path / "a.argosmodel"
+    package.write_bytes(folders["argos"].read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"a\.argosmodel can't be unpacked"):
+        Translator(package, "cpu")
+    for name in ("../model/model.bin", "/model/model.bin", "x/../../y"):
+        with zipfile.ZipFile(package, "w") as packed:
+            packed.writestr(name, "x")
+        with pytest.raises(CheckpointError, match=f"{name!r} is a path out of its folder"):
+            Translator(package, "cpu")
+    with zipfile.ZipFile(package, "w") as packed:
+        packed.writestr("x/readme", "x")
+    with pytest.raises(CheckpointError, match=r"is no Argos package: .*model/model\.bin"):
+        Translator(package, "cpu")
+    monkeypatch.setattr("hf_vanilla_transformer.interop.ctranslate2_files.MOST_BYTES", 1000)
+    with pytest.raises(CheckpointError, match="bytes, more than 1,000"):
+        Translator(folders["argos"], "cpu")
+
+
+# ---- Commands ----
+def test_commands(folders, tmp_path, vanilla_transformer):
+    (tmp_path / "source.txt").write_text("\n".join(ALL[:6]) + "\n", encoding="utf-8")
+    (tmp_path / "target.txt").write_text("\n".join(ALL[11:17]) + "\n", encoding="utf-8")
+    files = ("--source", tmp_path / "source.txt", "--reference", tmp_path / "target.txt")
+    code, output, error = vanilla_transformer("evaluate", "--model", folders["argos"], "--device", "cpu", *files)
+    assert (code, "bleu" in output.lower()) == (0, True), error
+    code, output, error = vanilla_transformer(
+        "score", "--model", folders["opus_mt"], "--device", "cpu", ALL[0], ALL[11]
+    )
+    assert code in (0, 2), error
+
+
+def test_without_pytorch(folders):
+    texts = [*ALL[:3], "xyz 漢"]
+    script = (
+        "import sys; from hf_vanilla_transformer import Translator\n"
+        f"found = Translator(sys.argv[1], 'cpu')({texts!r}, max_new_tokens=9)\n"
+        "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)\nprint(found)"
+    )
+    for name in ("argos", "marian", "quickmt"):
+        found = subprocess.check_output([sys.executable, "-c", script, str(folders[name])], text=True)
+        assert found == f"{Translator(folders[name], 'cpu')(texts, max_new_tokens=9)}\n"
