@@ -29,6 +29,7 @@ from benchmarks.report import Row, Table, with_tables
 
 ROOT = Path(__file__).parents[1]
 SECONDS = {"tiny": 120, "base": 600, "opus": 720, "text": 180, "train": 360, "ablate": 270}  # of the parts, at most
+OTHERS = ("text", "train", "ablate")
 LAST_CASE = 260  # seconds that the start and the last case of a size may take: none is begun when less is left
 CASES = {
     "greedy, 1": "greedy, batch 1",
@@ -107,6 +108,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "speed", help=results)
     parser.add_argument("--resume", action="store_true", help="keep the results that are there")
     parser.add_argument("--configs", nargs="+", choices=PARAMETERS, default=list(PARAMETERS), help="sizes of decoding")
+    others = "other parts than decoding"
+    parser.add_argument("--parts", nargs="*", choices=OTHERS, default=list(OTHERS), help=f"{others} (default: all)")
     trained = "folder of the quickstart's results (default: outputs/quickstart)"
     parser.add_argument("--quickstart", type=Path, default=ROOT / "outputs" / "quickstart", help=trained)
     parser.add_argument("--training-config", default="base", help="size of training (default: base)")
@@ -125,7 +128,11 @@ def measure(options: argparse.Namespace) -> Results:
     results = Results()
     options.output.mkdir(parents=True, exist_ok=True)
     parts = parts_of(options)
-    if not (options.quickstart / "model").is_dir():
+    for part in OTHERS:
+        if part not in options.parts:
+            del parts[part]
+            results.notes.append(f"not measured: {part}")
+    if "text" in parts and not (options.quickstart / "model").is_dir():
         del parts["text"]
         results.notes.append("not measured: real text and start-up, which need the model of `make quickstart`")
     for number, (part, arguments) in enumerate(parts.items(), start=1):

@@ -72,7 +72,7 @@ def taking(*seconds):
 )
 def test_the_fastest_layout_is_chosen_for_each_number_of_rows(monkeypatch, first, second, chosen):
     layouts = taking(*first), taking(*second)
-    monkeypatch.setattr(linear, "_measure", lambda maps, width, dtype: maps[0].seconds)
+    monkeypatch.setattr(linear, "_measure", lambda maps, width, dtype: [one[0].seconds for one in maps])
     state = torch.random.get_rng_state()
     found = linear.fastest((8, 8), torch.float32, layouts, 4, 1)
     assert torch.equal(torch.random.get_rng_state(), state)  # a user's seed isn't used up
@@ -88,10 +88,18 @@ def test_the_fastest_layout_is_chosen_for_each_number_of_rows(monkeypatch, first
     assert type(linear.linear_map(weight, bias)) is found[0]
 
 
+def test_on_a_busy_machine_the_first_layout_is_taken(monkeypatch):
+    monkeypatch.setattr(linear, "MEASURED_SECONDS", 0.0)
+    layouts = taking(6, 6, 6), taking(2, 2, 2)
+    monkeypatch.setattr(linear, "_measure", lambda maps, width, dtype: [one[0].seconds for one in maps])
+    assert linear.fastest((9, 9), torch.float32, layouts, 4, 1) == layouts[:1] * 4
+
+
 def test_products_are_measured():
-    found = linear._measure([linear.PlainLinear(torch.randn(6, 8), None)] * 3, 8, torch.float32)
-    assert len(found) == len(linear.ROWS)
-    assert all(0 < seconds < 1 for seconds in found)
+    maps = [[kind(torch.randn(6, 8), None)] * 3 for kind in (linear.PlainLinear, linear.ColumnLinear)]
+    found = linear._measure(maps, 8, torch.float32)
+    assert [len(own) for own in found] == [len(linear.ROWS)] * 2
+    assert all(0 < seconds < 1 for own in found for seconds in own)
 
 
 def test_small_weights_stay_in_float32(monkeypatch):

@@ -6,7 +6,6 @@ the number of rows. It is measured, once for each shape (`fastest`).
 
 import functools
 import math
-import statistics
 import time
 import warnings
 from abc import ABC, abstractmethod
@@ -34,6 +33,7 @@ MEASURED_BYTES = (
     40 * 2**20
 )  # of weights that are multiplied by in turn: as many as a model has, or more than caches hold
 ELEMENTS_FOR_BOTH = 2**18  # up to which a weight is kept in two layouts, as a second copy of a larger one is too large
+MEASURED_SECONDS = 0.25  # of a shape, at most: on a machine so busy that it takes longer, the first layout is taken
 CLEARLY = 0.85  # of the time of the first layout, another one may take at most: close calls keep the first
 
 
@@ -225,8 +225,12 @@ def fastest(shape: tuple[int, int], dtype: torch.dtype, layouts: Layouts, copies
 
     `copies` of a weight are multiplied by in turn, as in a model; `threads` are those that torch has.
     """
+    deadline = time.perf_counter() + MEASURED_SECONDS
     weight, bias = torch.ones(shape, dtype=dtype), torch.ones(shape[0], dtype=dtype)  # a user's seed isn't used up
-    seconds = {layout: _measure([layout(weight, bias) for _ in range(copies)], shape[1], dtype) for layout in layouts}
+    maps = [[layout(weight, bias) for _ in range(copies)] for layout in layouts]
+    seconds = dict(zip(layouts, _measure(maps, shape[1], dtype), strict=True))
+    if time.perf_counter() > deadline:
+        return layouts[:1] * (1 + len(ROWS))
     best = layouts[0]
     for layout in layouts[1:]:
         ratios = [own / other for own, other in zip(seconds[layout], seconds[best], strict=True)]
@@ -236,14 +240,17 @@ def fastest(shape: tuple[int, int], dtype: torch.dtype, layouts: Layouts, copies
     return best, *(own if clear else best for own, clear in zip(by_rows, is_clear, strict=True))
 
 
-def _measure(maps: list[Linear], width: int, dtype: torch.dtype) -> list[float]:
-    """Returns the seconds of a product for each of ROWS, the median of several weights: one is seldom in the cache."""
-    medians = []
-    for rows in ROWS:
-        x, seconds = torch.ones(rows, width, dtype=dtype), []
-        for linear in maps:
-            began = time.perf_counter()
-            linear(x)
-            seconds.append(time.perf_counter() - began)
-        medians.append(statistics.median(seconds))
-    return medians
+def _measure(maps: list[list[Linear]], width: int, dtype: torch.dtype) -> list[list[float]]:
+    """Returns the seconds of a product for each of ROWS by each of several layouts, of which `maps` has some weights.
+
+    They take turns, weight by weight, and the least of all turns counts: other processes may use the processor, too.
+    """
+    least = [[math.inf] * len(ROWS) for _ in maps]
+    for number, rows in enumerate(ROWS):
+        x = torch.ones(rows, width, dtype=dtype)
+        for turn in (*zip(*maps, strict=True), *zip(*maps, strict=True)):  # a layout's first product takes longer
+            for own, linear in zip(least, turn, strict=True):
+                began = time.perf_counter()
+                linear(x)
+                own[number] = min(own[number], time.perf_counter() - began)
+    return least
