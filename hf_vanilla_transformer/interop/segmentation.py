@@ -42,7 +42,7 @@ def converted(
     *notes: str,
     metadata: Mapping[str, object] | None = None,
 ) -> Converted:
-    """Returns a model with the tokenizer of its dictionaries, if that is wanted, and what is to be said of both."""
+    """Returns a model, with a tokenizer made of its dictionaries where one is asked for, and the notes on both."""
     if not options.with_tokenizer:
         return Converted(model, None, metadata or {}, notes=notes)
     return Converted(model, make_tokenizer(), metadata or {}, notes=(*notes, TOKENIZED_TEXT))

@@ -12,7 +12,7 @@ def size(text: str) -> int:
 
 
 def link(text: str, origins: Iterable[int], number: int) -> Linked:
-    """Links each character of a text with one of the source, which has a number of them, or with none (-1)."""
+    """Links each character of a text with the number of one in the source, or with none (-1)."""
     rows = np.array(list(origins))[:, None] == np.arange(number)
     ends = np.arange(1.0, number + 1), np.arange(1.0, len(rows) + 1)
     return Linked(text, ((*ends, rows.astype(float)),))

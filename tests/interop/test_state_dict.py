@@ -254,7 +254,7 @@ def test_shared_attention_another_scale_and_a_row_of_positions_for_padding(tmp_p
 
 
 def own_names(change):
-    """Entries of bentrevett's names that a function of ours and theirs gives."""
+    """Compares entries under bentrevett's names with what a function of the original and of this model gives."""
     pairs = state_dict._entries("bentrevett")["names"].items()
     return dict(pair for ours, name in pairs for pair in change(ours, name))
 

@@ -129,7 +129,7 @@ def elsewhere(tiny_checkpoint, tmp_path_factory, without_the_package):
     """What a process without the package makes of the checkpoint, and the folder that it saved it to again."""
     folder = tmp_path_factory.mktemp("elsewhere")
     script = inspect.getsource(probe) + WITHOUT_THE_PACKAGE
-    # Its input is empty: nobody is there to answer "run the custom code? [y/N]".
+    # Its input is empty: so that it ends at a question such as "run the custom code? [y/N]".
     without_the_package(script, folder, tiny_checkpoint, folder / "again", folder / "results.pt")
     return torch.load(folder / "results.pt", weights_only=False), folder / "again"
 
