@@ -70,7 +70,7 @@ DECODING: dict[str, Callable[[], Patch]] = {
     "packed weights": lambda: patch.object(linear, "PackedLinear", linear.PlainLinear),
     "weights by column": lambda: patch.object(linear, "ColumnLinear", linear.PlainLinear),
     "measured layouts": lambda: patch.object(linear, "fastest", lambda shape, dtype, layouts, *_: (layouts[0],) * 4),
-    "screened tokens": lambda: patch.object(weights.Weights, "screen", None),
+    "screened tokens": lambda: patch.object(weights.Weights, "screen_of_step", lambda *_: None),
     "folding": unfolded,
     "caches in place": lambda: patch.object(packed, "_copy", reselect),
 }

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
 from ..checkpoints.headers import read_json
-from ..checkpoints.kinds import ARGOS_METADATA, ARGOS_WEIGHTS, CONFIG, CT2_WEIGHTS, GENERATION_CONFIG, TOKENIZER
+from ..checkpoints.kinds import ARGOS_METADATA, ARGOS_WEIGHTS, CONFIG, CT2_WEIGHTS, GENERATION_CONFIG, SPMS, TOKENIZER
 from ..errors import CheckpointError, first_line, named
 
 LANGUAGES_SPM = "sentencepiece.bpe.model"  # of NLLB and M2M100
@@ -31,7 +31,7 @@ TYPES |= {"bfloat16": (2, "h")}
 # Files that say how source and target become tokens: of SentencePiece, but for those of subword-nmt, `CODES`.
 CODES = ("bpe.model", "bpe.codes", "codes.bpe", "codes.txt")
 TOKENIZERS = (
-    *(("source.spm", "target.spm"), ("src.spm.model", "tgt.spm.model"), ("joint.spm.model",), (TOKENIZER,)),
+    *(SPMS, ("src.spm.model", "tgt.spm.model"), ("joint.spm.model",), (TOKENIZER,)),
     *(("sentencepiece.model",), (LANGUAGES_SPM,), ("spiece.model",), *((name,) for name in CODES)),
 )
 ARGOS_FILES = {"model", "sentencepiece.model", "bpe.model", ARGOS_METADATA}  # not what splits sentences

@@ -11,10 +11,10 @@ from typing import Any
 from ..checkpoints.kinds import TOKENIZER_CONFIG
 from ..errors import CheckpointError, first_line
 from ..interop.ctranslate2_files import CODES, Folder
+from ..plan_vanilla_transformer import LENGTHS
 
 CODE = re.compile(r"(>>[^\s<>]+<<)\s*")
 SEPARATOR = "@@"  # behind all pieces of a word but the last, in subword-nmt
-LENGTHS = ("max_new_tokens", "max_length")
 NO_END = 100_000  # positions of a model without a table of them
 
 
@@ -106,18 +106,20 @@ def _segmenters(folder: Folder, files: tuple[Path, Path]) -> tuple[list[Callable
             return [partial(one.encode, out_type=str) for one in models], [one.decode_pieces for one in models]
         if folder.metadata:
             raise ValueError("Argos Translate gives it words of Moses' tokenizer, which isn't supported")
-        from subword_nmt.apply_bpe import BPE
-
-        with files[0].open(encoding="utf-8") as opened:
-            bpe = BPE(opened)
-    except ImportError as error:
-        raise ImportError(
-            f"{files[0].name} needs subword-nmt, which isn't installed: pip install subword-nmt"
-        ) from error
+        bpe = _subword_nmt(files[0])
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{files[0]} can't be used ({first_line(error)})") from error
     join = partial(re.sub, f"{SEPARATOR} | *{SEPARATOR}$", "")
     return [lambda text: bpe.segment(text).split()] * 2, [lambda pieces: join(" ".join(pieces))] * 2
+
+
+def _subword_nmt(file: Path) -> Any:
+    try:
+        from subword_nmt.apply_bpe import BPE
+    except ImportError as error:
+        raise ImportError(f"{file.name} needs subword-nmt, which isn't installed: pip install subword-nmt") from error
+    with file.open(encoding="utf-8") as opened:
+        return BPE(opened)
 
 
 def read_others(folder: Path) -> Folder | None:
@@ -136,13 +138,14 @@ def settings_of(folder: Folder) -> dict[str, Any]:
     start = ids.get(settings["decoder_start_token"], ids[end])  # of zeros, whatever it is called
     tables = [folder.variables.get(f"{stack}/position_encodings/encodings") for stack in ("encoder", "decoder")]
     positions = min((table.shape[0] for table in tables if table is not None), default=NO_END)
-    limits = {name: min(folder.decoding[name], positions) for name in LENGTHS if folder.decoding.get(name)}
+    limits = {name: min(folder.decoding[name], positions) for name in LENGTHS[:2] if folder.decoding.get(name)}
     parameters = {one.offset: math.prod(one.shape) for one in folder.variables.values()}
     return {
-        "config": {**{"max_position_embeddings": positions, "num_parameters": sum(parameters.values()), **settings}},
-        "generation_config": {
-            **{**folder.decoding, **limits, "decoder_start_token_id": start, "eos_token_id": ids[end]}
-        },
-        **{"source": source, "target": target, "is_own": False, "least_length": 1},
+        "config": {"max_position_embeddings": positions, "num_parameters": sum(parameters.values()), **settings},
+        "generation_config": {**folder.decoding, **limits, "decoder_start_token_id": start, "eos_token_id": ids[end]},
+        "source": source,
+        "target": target,
+        "is_own": False,
+        "least_length": 1,
         "adds_end": bool(settings["add_source_eos"]),
     }

@@ -14,7 +14,7 @@ from test_search import by_transformers, by_us
 
 from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine import torch_private
-from hf_vanilla_transformer.engine.decoding import linear, packed, weights
+from hf_vanilla_transformer.engine.decoding import linear, weights
 from hf_vanilla_transformer.engine.decoding.screen import Screen
 
 needs_onednn = pytest.mark.skipif(torch_private.onednn_linear() is None, reason="this torch has no oneDNN")
@@ -113,6 +113,8 @@ def screened(monkeypatch, model, **options):
     """Decodes greedily with a screen from the first step on."""
     monkeypatch.setattr(weights, "ELEMENTS_TO_SCREEN", 0)
     monkeypatch.setattr(weights, "STEPS_TO_SCREEN", 0)
+    monkeypatch.setattr(linear, "ELEMENTS_FOR_INT8", 0)
+    monkeypatch.setattr(linear, "ELEMENTS_FOR_BOTH", 0)
     asked, call = [], Screen.__call__
     monkeypatch.setattr(Screen, "__call__", lambda self, *own: asked.append(1) or call(self, *own))
     options = {"max_new_tokens": 12, "num_beams": 1, **options}
@@ -165,9 +167,9 @@ def test_greedy_search_with_a_screen(monkeypatch, options, is_screened):
 
 
 def test_a_screen_is_made_after_some_steps_and_for_few_rows(monkeypatch):
-    monkeypatch.setattr(packed, "ROWS_TO_SCREEN", len(SOURCES) - 1)
+    monkeypatch.setattr(weights, "ROWS_TO_SCREEN", len(SOURCES) - 1)
     assert screened(monkeypatch, varied())[1] == 0
-    monkeypatch.setattr(packed, "ROWS_TO_SCREEN", 64)
+    monkeypatch.setattr(weights, "ROWS_TO_SCREEN", 64)
     with monkeypatch.context() as context:
         _, asked = screened(context, varied())
         assert asked > 3

@@ -29,9 +29,7 @@ ELEMENTS_FOR_INT8 = 0 if HAS_VNNI else 2**19
 ROWS = (1, 4, 32)
 UP_TO = (2, 11)
 MEASURED_ELEMENTS = 2**20  # of a larger weight, this many are measured
-MEASURED_BYTES = (
-    40 * 2**20
-)  # of weights that are multiplied by in turn: as many as a model has, or more than caches hold
+MEASURED_BYTES = 40 * 2**20  # of weights that are multiplied by in turn: as many as a model has, or caches don't hold
 ELEMENTS_FOR_BOTH = 2**18  # up to which a weight is kept in two layouts, as a second copy of a larger one is too large
 MEASURED_SECONDS = 0.25  # of a shape, at most: on a machine so busy that it takes longer, the first layout is taken
 CLEARLY = 0.85  # of the time of the first layout, another one may take at most: close calls keep the first
@@ -109,10 +107,12 @@ class Int8Linear(Linear):
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Maps (rows, in) to (rows, out)."""
-        integers, step = rounded(x)
+        return _finish(self.of_rounded(*rounded(x)), residual, relu)
+
+    def of_rounded(self, integers: Tensor, step: Tensor) -> Tensor:
+        """Maps inputs that are rounded already to (rows, out)."""
         y = self.multiply(integers)
-        y = y.mul_(step) if self.bias is None else torch.addcmul(self.bias, y, step, out=y)
-        return _finish(y, residual, relu)
+        return y.mul_(step) if self.bias is None else torch.addcmul(self.bias, y, step, out=y)
 
 
 def rounded_weight(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,6 @@ from .weights import Weights, through_layers
 
 # Positions of a new cache; their number doubles when it is full.
 FIRST_POSITIONS = 32
-ROWS_TO_SCREEN = 64  # of more, too many tokens may be the best of a row
 
 
 class FoldedAttention:
@@ -97,9 +96,8 @@ class PackedDecoder(Decoder):
         beams: int = 1,  # rows that a sentence will have at most; it begins with one
         keep_attention: bool = False,
     ) -> None:
-        self.weights, self.keep_attention = weights.decoder, keep_attention
+        self.model, self.weights, self.keep_attention = weights, weights.decoder, keep_attention
         self.keeps_places = memory.device.type == "cpu"
-        self.all = weights
         self.attention: Tensor | None = None  # (rows, S), of the last step: the last layer's, mean of its heads
         self.num_sentences = self.num_rows = len(memory)
         self.beams = beams
@@ -131,11 +129,11 @@ class PackedDecoder(Decoder):
 
     def step(self, tokens: Tensor) -> Tensor:
         """Advances by one position, with the token of each row, (rows,); returns logits of the next, (rows, V)."""
-        return self.all.lm_head(self._output(tokens))
+        return self.model.lm_head(self._output(tokens))
 
     def best(self, tokens: Tensor, bar: Bar | None = None) -> Tensor:
         """Advances as `step` does; returns the most probable next token of each row, (rows,), of those not barred."""
-        screen = self.all.screen if len(tokens) <= ROWS_TO_SCREEN else None
+        screen = self.model.screen_of_step(len(tokens))
         return super().best(tokens, bar) if screen is None else screen(self._output(tokens), bar)
 
     def _output(self, tokens: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .linear import Linear, rounded, rounded_weight
+from .linear import Int8Linear, Linear, rounded, rounded_weight
 from .search import Bar
 
 ROUNDING = 1e-5  # of |w| |x|, what products and sums in float32 lose at most, for rows of up to thousands of numbers
@@ -22,7 +22,9 @@ MOST = 0.25  # of the vocabulary, which a batch may need logits of; for more tok
 class Screen:
     """Finds the most probable tokens of a projection to a vocabulary, weight (V, d_model) and bias (V,), in float32."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, in_8_bits: Linear, exactly: Callable[[], Linear]) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, in_8_bits: Int8Linear, exactly: Callable[[], Linear]
+    ) -> None:
         self.weight, self.bias, self.in_8_bits, self.exactly = weight, bias, in_8_bits, exactly
         integers, step = rounded_weight(weight)
         self.kept = float((integers.float().norm(dim=1) * step).max())
@@ -36,7 +38,7 @@ class Screen:
         integers, step = rounded(x)
         length, lost = x.norm(dim=1, keepdim=True), (x - integers * step).norm(dim=1, keepdim=True)
         bound = (self.lost + ROUNDING * self.kept) * length + self.kept * lost  # (rows, 1)
-        scores = self.in_8_bits(x)
+        scores = self.in_8_bits.of_rounded(integers, step)
         if bar is not None:
             scores = bar(scores)
         scores.sub_(scores.amax(dim=1, keepdim=True) - 2 * bound)

@@ -11,13 +11,14 @@ from transformers import PreTrainedModel
 
 from ...integration_vanilla_transformer import outside_vocabulary
 from ..torch_private import int8_linear
-from .linear import Linear, linear_map
+from .linear import Int8Linear, Linear, linear_map
 from .screen import Screen
 
 Maker = Callable[[Tensor, Tensor | None], Linear]  # of weight, (out, in), and bias, (out,)
 
 ELEMENTS_TO_SCREEN = 2**21  # of a projection to a vocabulary, from which a screen is faster than all logits
 STEPS_TO_SCREEN = 100  # a screen takes as long to make as it saves in about as many steps
+ROWS_TO_SCREEN = 64  # of more, too many tokens may be the best of a row
 
 
 class Weights:
@@ -43,9 +44,10 @@ class Weights:
         """The projection to the vocabulary; a greedy search does without, as a rule."""
         return _fuse(self.linear, self.projection)
 
-    @property
-    def screen(self) -> Screen | None:
-        """What finds the most probable tokens in less time than all logits take, or None; asked once a greedy step."""
+    def screen_of_step(self, rows: int) -> Screen | None:
+        """Returns what finds the most probable tokens of a greedy step faster than all logits do, or None."""
+        if rows > ROWS_TO_SCREEN:
+            return None
         self.greedy_steps += 1
         return self._screen if self.greedy_steps > STEPS_TO_SCREEN else None
 
@@ -56,7 +58,9 @@ class Weights:
         if not is_plain or weight.numel() < ELEMENTS_TO_SCREEN or int8_linear() is None:
             return None
         bias = None if bias is None else bias.detach()
-        return Screen(weight, bias, linear_map(weight, bias, is_int8=True), lambda: self.lm_head)
+        in_8_bits = linear_map(weight, bias, is_int8=True)
+        assert isinstance(in_8_bits, Int8Linear), "a weight as large as this is in 8 bits, and in one layout"
+        return Screen(weight, bias, in_8_bits, lambda: self.lm_head)
 
 
 class StackWeights:
