@@ -20,8 +20,8 @@ help: ## list these commands
 quickstart: $(STAMP) ## train a small Transformer on this machine in minutes and translate with it
 	@$(BIN)/python -m scripts.quickstart
 
-check: lint ## lint, types, the paper and a smoke test of each folder: a minute
-	$(BIN)/python -m pytest tests/test_smoke.py tests/test_imports.py tests/paper -m "not slow and not ($(LONG))" -n $(WORKERS)
+check: lint ## lint, types, the paper and the commands, which use each folder: a minute
+	$(BIN)/python -m pytest tests/test_imports.py tests/paper tests/cli -m "not slow and not ($(LONG))" -n $(WORKERS)
 
 test: lint tests ## everything that has to pass: lint and tests
 

@@ -81,6 +81,7 @@ def register() -> None:
     """Registers the classes with transformers; a second call changes nothing."""
     from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
+    from .configuration_vanilla_transformer import PIPELINE
     from .translation import register_pipeline
 
     config_class = __getattr__("VanillaTransformerConfig")
@@ -94,7 +95,7 @@ def register() -> None:
     AutoModelForSeq2SeqLM.register(config_class, head_class, exist_ok=True)
     for tokenizer_class in tokenizer_classes:
         AutoTokenizer.register(config_class, tokenizer_class=tokenizer_class, exist_ok=True)
-    register_pipeline()
+    register_pipeline(PIPELINE)
     # Checkpoints carry their code (`trust_remote_code=True`): these say under which Auto class each is found there.
     config_class.register_for_auto_class()
     model_class.register_for_auto_class("AutoModel")

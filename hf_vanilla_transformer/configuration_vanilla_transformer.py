@@ -14,9 +14,11 @@ from transformers.activations import ACT2FN
 
 POSITION_ENCODINGS = ("paper", "tensor2tensor", "fairseq", "marian", "learned")
 NORM_POSITIONS = ("post", "pre")
+PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
 MOST_LAYERS = 1_000
 # What transformers calls keys and values of earlier positions: up to 5.23, and from 5.24 on.
 CACHE_NAMES = ("past_key_values", "cache")
+PIPELINE = "vanilla-translation"  # transformers' own for translation is gone
 
 
 @strict
@@ -130,7 +132,9 @@ class VanillaTransformerConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = 2
     decoder_start_token_id: int | None = 1
 
-    def __post_init__(self, **kwargs: object) -> None:
+    def __post_init__(self, **kwargs: Any) -> None:
+        if not __name__.startswith("transformers_modules."):  # the package has a pipeline of its own
+            (kwargs.get("custom_pipelines") or {}).pop(PIPELINE, None)
         super().__post_init__(**kwargs)  # first, as it takes d_model and the heads by other models' names for them
         if self.share_encoder_decoder_embeddings and self.decoder_vocab_size == self.vocab_size:
             self.decoder_vocab_size = None  # so that None tells that there is one vocabulary
@@ -194,6 +198,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
             models = {"AutoModel": "Model", "AutoModelForSeq2SeqLM": "ForConditionalGeneration"}
             prefix = f"{__name__.rpartition('.')[2].replace('configuration', 'modeling')}.VanillaTransformer"
             fields["auto_map"] = fields["auto_map"] | {auto: prefix + model for auto, model in models.items()}
+            own = {"impl": prefix.replace("modeling", "integration") + "Pipeline", "pt": [*models][1:], "type": "text"}
+            fields["custom_pipelines"] = fields.get("custom_pipelines", {}) | {PIPELINE: own}
         return fields
 
     def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
@@ -205,27 +211,21 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Checks every field's range, and the fields together; called by `@strict`."""
-        self._validate_sizes()
-        self._validate_probabilities()
+        self._validate_numbers()
         self._validate_names()
         self._validate_heads()
         self._validate_vocabularies()
 
-    def _validate_sizes(self) -> None:
-        for field in _POSITIVE_FIELDS:
+    def _validate_numbers(self) -> None:
+        for field in VanillaTransformerConfig.__annotations__:
             value = getattr(self, field)
-            if value is not None and not 0 < value < math.inf:  # NaN is not either
+            if field in PROBABILITIES:
+                if not 0 <= value < 1:
+                    raise ValueError(f"`{field}` is {value}; it has to lie in [0, 1), such as 0.1 as in the paper.")
+            elif type(value) in (int, float) and not field.endswith("_token_id") and not 0 < value < math.inf:  # or NaN
                 raise ValueError(f"`{field}` is {value}; it has to be positive, and finite.")
-        for field in ("encoder_layers", "decoder_layers"):
-            if getattr(self, field) > MOST_LAYERS:  # building them would take hours before anything fails
-                raise ValueError(f"`{field}` is {getattr(self, field)}; at most {MOST_LAYERS:,} layers are supported.")
-
-    def _validate_probabilities(self) -> None:
-        for field in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
-            if not 0 <= getattr(self, field) < 1:
-                raise ValueError(
-                    f"`{field}` is {getattr(self, field)}; it has to lie in [0, 1), for instance 0.1 as in the paper."
-                )
+            elif field.endswith("_layers") and value > MOST_LAYERS:  # building them would take hours before it fails
+                raise ValueError(f"`{field}` is {value}; at most {MOST_LAYERS:,} layers are supported.")
 
     def _validate_names(self) -> None:
         for field, known in (
@@ -254,9 +254,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
             )
         for field in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
             value = getattr(self, field)
-            if any(
-                token_id is not None and token_id < 0 for token_id in (value if isinstance(value, list) else [value])
-            ):
+            ids = value if isinstance(value, list) else [value]
+            if any(one is not None and one < 0 for one in ids):
                 raise ValueError(f"`{field}` is {value}; a token id is 0 or more. Use None for a token that is absent.")
         smallest = min(self.vocab_size, self.target_vocab_size)
         if self.pad_token_id is not None and self.pad_token_id >= smallest:
@@ -265,33 +264,9 @@ class VanillaTransformerConfig(PreTrainedConfig):
             )
 
 
-_POSITIVE_FIELDS = (
-    "vocab_size",
-    "decoder_vocab_size",
-    "d_model",
-    "encoder_layers",
-    "decoder_layers",
-    "encoder_attention_heads",
-    "decoder_attention_heads",
-    "encoder_ffn_dim",
-    "decoder_ffn_dim",
-    "head_dim",
-    "value_head_dim",
-    "max_position_embeddings",
-    "layer_norm_eps",
-    "attention_init_gain",
-)
-
-
-def _both(attention_heads: int | None = None, layers: int | None = None, ffn_dim: int | None = None) -> dict[str, int]:
-    """The same number for the encoder and the decoder, as all of the paper's models have."""
-    values = {"attention_heads": attention_heads, "layers": layers, "ffn_dim": ffn_dim}
-    return {
-        f"{stack}_{field}": value
-        for field, value in values.items()
-        if value is not None
-        for stack in ("encoder", "decoder")
-    }
+def _both(**values: int) -> dict[str, int]:
+    """The same numbers for the encoder and the decoder, as all of the paper's models have."""
+    return {f"{stack}_{name}": value for name, value in values.items() for stack in ("encoder", "decoder")}
 
 
 # Tables 2 and 3 of the paper, each row as its difference from the base model.

@@ -47,14 +47,10 @@ POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[1:]
 
 
 class MaxLengthPerSentence(StoppingCriteria):
-    """Ends each hypothesis at its own sentence's maximum length, so that no sentence depends on its batch.
-
-    Args:
-        max_new_tokens: Maximum number of new tokens of each sentence, of shape (batch,).
-    """
+    """Ends each hypothesis at its own sentence's maximum length, so that no sentence depends on its batch."""
 
     def __init__(self, max_new_tokens: Tensor) -> None:
-        self.max_new_tokens = max_new_tokens
+        self.max_new_tokens = max_new_tokens  # of each sentence, (B,)
         self.prompt_length: int | None = None
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
@@ -250,8 +246,7 @@ def _put(kwargs: dict[str, Any], name: str, value: object) -> None:
 def _source_of(kwargs: dict[str, Any]) -> Tensor | None:
     """Returns source ids, (B, S), or embeddings or the encoder's output, (B, S, d_model); None: there is none."""
     encoded = kwargs.get("encoder_outputs")
-    if encoded is not None:
-        encoded = encoded[0] if isinstance(encoded, tuple) else next(iter(encoded.values()))
+    encoded = None if encoded is None else encoded[0]
     sources = (kwargs.get("inputs"), kwargs.get("input_ids"), kwargs.get("inputs_embeds"), encoded)
     source = next((one for one in sources if one is not None), None)
     return source if isinstance(source, Tensor) and source.ndim >= 2 else None

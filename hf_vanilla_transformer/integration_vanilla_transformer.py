@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel, modeling_outputs
+from transformers import GenerationConfig, Pipeline, PreTrainedModel, modeling_outputs
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -37,7 +37,7 @@ GIVEN_TO_KERNELS = {"module", "query", "key", "value", "attention_mask", "scalin
 
 
 # ---- Arguments by name ----
-def cache_by_either_name(name: str = NEW_NAME) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def cache_by_either_name(name: str = NEW_NAME) -> Callable[[Callable[..., object]], Callable[..., object]]:
     """Returns a decorator for functions that call a cache by this name: callers may use the other one too.
 
     Where transformers deprecates the other one, so does it; both at once are a ValueError.
@@ -52,22 +52,22 @@ def cache_by_either_name(name: str = NEW_NAME) -> Callable[[Callable[..., Any]],
     )
 
 
-def model_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+def model_forward(forward: Callable[..., object]) -> Callable[..., object]:
     """Decorates the `forward` of a model of two stacks, which return outputs with names and check their arguments."""
 
     @functools.wraps(forward)
-    def handing_down(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def handing_down(self: nn.Module, *args: object, **kwargs: object) -> object:
         return forward(self, *args, **kwargs, return_dict=True)
 
     return cache_by_either_name()(can_return_tuple(handing_down))
 
 
-def stack_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+def stack_forward(forward: Callable[..., object]) -> Callable[..., object]:
     """Decorates the `forward` of a stack, whose layers' outputs transformers' hooks record."""
     return known_arguments(merge_with_config_defaults(capture_outputs(forward)))
 
 
-def known_arguments(forward: Callable[..., Any]) -> Callable[..., Any]:
+def known_arguments(forward: Callable[..., object]) -> Callable[..., object]:
     """Decorates a `forward`: an argument that neither it nor anything that it calls reads is a TypeError.
 
     `**kwargs` would swallow it, and results be wrong, as when a version of transformers renames an argument.
@@ -75,7 +75,7 @@ def known_arguments(forward: Callable[..., Any]) -> Callable[..., Any]:
     known = HANDED_DOWN.union(inspect.signature(forward).parameters)
 
     @functools.wraps(forward)
-    def checking(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def checking(self: nn.Module, *args: object, **kwargs: object) -> object:
         if unknown := [name for name, value in kwargs.items() if name not in known and value is not None]:
             refuse_unread(self, unknown)
         return forward(self, *args, **kwargs)
@@ -85,7 +85,7 @@ def known_arguments(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def refuse_unread(module: nn.Module, names: list[str]) -> None:
     """Raises a TypeError if the kernel of attention doesn't read one of these arguments either."""
-    configs: Any = (getattr(one, "config", None) for one in module.modules())
+    configs = (getattr(one, "config", None) for one in module.modules())
     kernel = next(one._attn_implementation for one in configs if one is not None)
     function = ALL_ATTENTION_FUNCTIONS.get(kernel)
     read = {} if function is None else inspect.signature(function).parameters
@@ -156,7 +156,7 @@ class IntegratedModel(PreTrainedModel):
         self.tie_weights()
         return embeddings
 
-    def _resize_vocabulary_of(self, stacks: list[Any], *size: int | None) -> Any:
+    def _resize_vocabulary_of(self, stacks: list[PreTrainedModel], *size: int | None) -> nn.Embedding:
         for stack in stacks:
             stack.embed_tokens = embeddings = self._get_resized_embeddings(stack.embed_tokens, *size)
         if self.get_decoder() in stacks and (head := self.get_output_embeddings()) is not None:
@@ -167,9 +167,9 @@ class IntegratedModel(PreTrainedModel):
 class SharedEmbeddings:
     """Access to the embeddings of a model whose two stacks may share them."""
 
-    config: Any
-    encoder: Any
-    decoder: Any
+    config: VanillaTransformerConfig
+    encoder: PreTrainedModel
+    decoder: PreTrainedModel
 
     def get_input_embeddings(self) -> nn.Module:
         """Returns the source embeddings; they are the target's too if the two are shared."""
@@ -190,7 +190,7 @@ def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
 
 
 # ---- What a forward pass is given ----
-def kernel_and_mask(attention: Any, mask: Any, is_cross: bool, shows_weights: Any) -> tuple[str, Any]:
+def kernel_and_mask(attention: Any, mask: Any, is_cross: bool, shows_weights: object) -> tuple[str, Any]:
     """Returns the name of the kernel for one call of an attention, and the mask that it takes."""
     name = attention.config._attn_implementation or "eager"
     if "flash" in name and attention.value_head_dim > attention.head_dim:
@@ -219,7 +219,7 @@ def cache_of_both(cache: Cache | None, use_cache: bool | None) -> EncoderDecoder
 
 
 def through_cache(
-    cache: Any, layer_idx: int, is_cross: bool, project: Callable[[], tuple[Tensor, Tensor]]
+    cache: EncoderDecoderCache | None, layer_idx: int, is_cross: bool, project: Callable[[], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """Returns a layer's keys, (B, h, S, d_k), and values, (B, h, S, d_v), after adding new ones to the cache.
 
@@ -240,7 +240,7 @@ def through_cache(
 
 def lengths_of_inputs(
     ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None, cache: Cache | None
-) -> tuple[Any, Any]:
+) -> tuple[int | Tensor, int]:
     """Returns the number of positions in a cache, and with those of ids, (B, T), or embeddings, (B, T, d_model).
 
     Raises:
@@ -267,7 +267,7 @@ def naming_ids(
         raise outside_vocabulary(ids if ignore_index is None else ids[ids != ignore_index], vocab_size()) from error
 
 
-def outside_vocabulary(ids: Any, vocab_size: int) -> IndexError:
+def outside_vocabulary(ids: Tensor, vocab_size: int) -> IndexError:
     """Makes the error for token ids, (...), that the vocabulary doesn't have."""
     return IndexError(
         f"Token ids go from {ids.min():d} to {ids.max():d}, but the vocabulary has {vocab_size} tokens, from 0 up. "
@@ -279,10 +279,10 @@ def outside_vocabulary(ids: Any, vocab_size: int) -> IndexError:
 class TargetsMixin:
     """Padding on the left of targets, a loss that never projects padding, and scores of what was generated."""
 
-    config: Any
+    config: VanillaTransformerConfig
     generation_config: GenerationConfig
-    lm_head: Any
-    loss_function: Any
+    lm_head: nn.Linear
+    loss_function: Callable[..., Tensor]
 
     def adjust_generation_fn(self, *args: object, **kwargs: object) -> None:
         """Keeps the paper's decoding where a checkpoint has no generation_config.json; called by `from_pretrained`."""
@@ -303,11 +303,10 @@ class TargetsMixin:
             return None
         return (decoder_input_ids != pad).cumsum(dim=-1) > 0
 
-    def loss_of_targets(self, hidden: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
+    def loss_of_targets(self, hidden: Tensor, labels: Tensor, **kwargs: object) -> Tensor:
         """Projects the positions of (B, T, d_model) that have a label, and returns their loss."""
         real = labels != -100
-        loss: Tensor = self.loss_function(self.lm_head(hidden[real]), labels[real], **kwargs)
-        return loss
+        return self.loss_function(self.lm_head(hidden[real]), labels[real], **kwargs)
 
     def compute_transition_scores(
         self,
@@ -329,6 +328,36 @@ class TargetsMixin:
         rows, steps = beam_indices[:, :length], torch.arange(length, device=beam_indices.device)
         chosen = stacked[steps, rows.clamp(min=0), sequences[:, sequences.shape[1] - length :]]
         return chosen.masked_fill(rows < 0, 0.0)
+
+
+# ---- Without the package ----
+class VanillaTransformerPipeline(Pipeline):
+    """pipeline("vanilla-translation") by a checkpoint's own code: what pipeline("translation") was."""
+
+    _load_tokenizer = True
+    _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = False
+
+    def __call__(self, inputs: Any, **options: object) -> Any:
+        """Translates a string or several, with options of `generate()`: {"translation_text": ...} for each."""
+        results = super().__call__(inputs, **options)
+        is_list = isinstance(inputs, list) and all(len(rows) == 1 for rows in results)
+        return [rows[0] for rows in results] if is_list else results
+
+    def _sanitize_parameters(self, **options: object) -> tuple[dict[str, object], dict[str, object], dict[str, object]]:
+        return {}, options, {}
+
+    def preprocess(self, text: str) -> dict[str, Tensor]:
+        """Returns the token ids of a text, (1, S), with their mask."""
+        return self.tokenizer(text, return_tensors="pt")
+
+    def _forward(self, inputs: dict[str, Tensor], **options: object) -> dict[str, Tensor]:
+        sequences = self.model.generate(**inputs, **options)
+        return {"sequences": sequences.unflatten(0, (len(inputs["input_ids"]), -1))}  # (B, hypotheses, T)
+
+    def postprocess(self, outputs: dict[str, Tensor]) -> list[dict[str, str]]:
+        """Returns the texts of one source's hypotheses, (1, hypotheses, T)."""
+        texts = (self.tokenizer.decode(ids, skip_special_tokens=True) for ids in outputs["sequences"][0])
+        return [{"translation_text": text} for text in texts]
 
 
 __all__ = ["IntegratedModel"]

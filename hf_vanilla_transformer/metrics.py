@@ -29,6 +29,10 @@ MEASURES = {
 
 References = Sequence[str] | Sequence[Sequence[str]]  # one per hypothesis, or one or several
 Splitter = Callable[[str], Sequence[Hashable]]  # text -> its symbols
+Edits = list[tuple[Hashable, Hashable]]  # symbols expected and predicted; an insertion expects None, a deletion has it
+Streams = list[list[Any]]  # references as sacreBLEU has them: all first ones, all second ones, with None for none
+Named = list[tuple[str, Sequence[str]]]  # systems with their names
+Units = dict[str, list[Sequence[Hashable]]]  # "references" -> the units of each
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ def top_accuracy(
     References, symbols and errors are as for `measure`.
     """
     _, streams = _checked([""] * len(n_best), references)
-    same = symbols or _itself
+    same = symbols or str
     columns = zip_longest(*(row[:count] for row in n_best))
     found = [False] * len(n_best)
     for column in columns:
@@ -162,6 +166,18 @@ def top_accuracy(
             found[place] |= any(None not in (text, one) and same(text) == same(one) for one in own)
     signature = str(Signature({"num_refs": len(streams)}))
     return Score(f"top {count}", 100.0 * sum(found) / len(found), signature)
+
+
+def nearest(n_best: Sequence[Sequence[str]], references: Sequence[str], measure: str = "bleu") -> list[str]:
+    """Returns of each n-best list the hypothesis nearest to its one reference; of equally near ones the first.
+
+    By sacreBLEU's sentence BLEU, which smooths and counts only lengths of n-grams that there are, or "chrf".
+    """
+    metric = {"bleu": BLEU(effective_order=True), "chrf": CHRF()}[measure]
+    return [
+        max(row, key=lambda text: metric.sentence_score(text, [reference]).score)
+        for row, reference in zip(n_best, references, strict=True)
+    ]
 
 
 def by_source(sources: Sequence[Hashable], references: References) -> tuple[list[int], list[list[str]]]:
@@ -178,7 +194,7 @@ def by_source(sources: Sequence[Hashable], references: References) -> tuple[list
 
 
 class _UnitSignature(Signature):
-    def __init__(self, args: dict[str, Any]) -> None:
+    def __init__(self, args: dict[str, object]) -> None:
         super().__init__(args)
         self.update("unit", args["unit"])
 
@@ -195,19 +211,18 @@ class _Errors(Metric):
     def _preprocess_segment(self, sent: str) -> str:
         return sent
 
-    def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
+    def _extract_reference_info(self, refs: Sequence[str]) -> Units:
         return {"references": [self._units(text) for text in refs]}
 
-    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
+    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: Units) -> list[int]:
         own = self._units(hypothesis)
-        found = [(Levenshtein.distance(own, one), -len(one)) for one in ref_kwargs["references"]]
-        errors, length = min(found)
+        errors, length = min(_distance(own, one) for one in ref_kwargs["references"])
         return [errors, -length]
 
     def _units(self, text: str) -> Sequence[Hashable]:
         return [text] if self._split is None else self._split(text)
 
-    def _compute_score_from_stats(self, stats: Any) -> SacreScore:
+    def _compute_score_from_stats(self, stats: Sequence[int]) -> SacreScore:
         errors, total = stats
         rate = 100.0 * float(errors) / max(float(total), 1.0)
         return SacreScore(self.name, 100.0 - rate if self._counts_right else rate)
@@ -216,8 +231,21 @@ class _Errors(Metric):
         return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
 
 
-def _itself(text: str) -> Sequence[Hashable]:
-    return text
+def _distance(own: Sequence[Hashable], reference: Sequence[Hashable]) -> tuple[int, int]:
+    """What the nearest reference has the least of: edits, and of those with as many, it is the longest."""
+    return Levenshtein.distance(own, reference), -len(reference)
+
+
+def edits(hypothesis: str, references: Sequence[str], symbols: Splitter | None = None) -> tuple[str, Edits]:
+    """Returns the nearest reference, and the edits that "ser" counts; references and symbols are as for `measure`."""
+    split = symbols or str.split
+    own = split(hypothesis)
+    reference = min(references, key=lambda one: _distance(own, split(one)))
+    wanted = split(reference)
+    return reference, [
+        (None if one.tag == "insert" else wanted[one.src_pos], None if one.tag == "delete" else own[one.dest_pos])
+        for one in Levenshtein.editops(wanted, own)
+    ]
 
 
 def _metric(name: str, tokenize: str, lowercase: bool, symbols: Splitter | None) -> Metric:
@@ -239,17 +267,11 @@ def _metric(name: str, tokenize: str, lowercase: bool, symbols: Splitter | None)
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a system's score compares with that of the first one.
+    """How a system's score compares with that of the first one."""
 
-    Attributes:
-        name: The measure's `title`, "BLEU", "bleu_multi30k" or "chrF2".
-        p_value: How often a difference as large as theirs appears by chance, from 0 to 1.
-        signature: sacreBLEU's, with the number of resamples (`bs`) and the seed, SACREBLEU_SEED or 12345.
-    """
-
-    name: str
-    p_value: float
-    signature: str
+    name: str  # the measure's `title`, "BLEU", "bleu_multi30k" or "chrF2"
+    p_value: float  # how often a difference as large as theirs appears by chance, from 0 to 1
+    signature: str  # sacreBLEU's, with the number of resamples (`bs`) and the seed, SACREBLEU_SEED or 12345
 
 
 def check_resampling(sentences: int) -> None:
@@ -276,13 +298,13 @@ def paired_bootstrap(
         raise ValueError(f"{len(systems)} systems can't be compared; give two or more")
     check_resampling(len(references))
     checked = [_checked(system, references) for system in systems]
-    named: Any = [(str(number), hypotheses) for number, (hypotheses, _) in enumerate(checked)]
+    named: Named = [(str(number), hypotheses) for number, (hypotheses, _) in enumerate(checked)]
     metrics = {name: _metric(name, tokenize, lowercase, symbols) for name in names}
     columns = [_compared(name, metric, named, checked[0][1]) for name, metric in metrics.items()]
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _compared(measure: str, metric: Metric, systems: Any, streams: list[list[Any]]) -> list[Comparison]:
+def _compared(measure: str, metric: Metric, systems: Named, streams: Streams) -> list[Comparison]:
     """Compares systems with the first one; a test of several metrics would keep only one of those called BLEU."""
     signatures, scores = PairedTest(systems, {measure: metric}, streams, test_type="bs")()
     ((name, how),) = signatures.items()
@@ -321,15 +343,15 @@ def _multi_bleu(lowercase: bool = False) -> BLEU:
     return BLEU(tokenize="none", smooth_method="none", lowercase=lowercase, force=True)
 
 
-def _score(metric: Metric, hypotheses: list[Any], streams: list[list[Any]]) -> Score:
+def _score(metric: Metric, hypotheses: list[str], streams: Streams) -> Score:
     result = metric.corpus_score(hypotheses, streams)
     details = result.format().partition(" = ")[2].partition(" ")[2]  # behind "BLEU = 41.21"
     value = 100.0 if 100 < result.score < 100 + 1e-6 else result.score  # a perfect BLEU is 100.00000000000004
     return Score(result.name, value, str(metric.get_signature()), details)
 
 
-def _checked(hypotheses: Sequence[str], references: References) -> tuple[list[str], list[list[Any]]]:
-    """The hypotheses, and the references as sacreBLEU has them: all first ones, all second ones, with None for none."""
+def _checked(hypotheses: Sequence[str], references: References) -> tuple[list[str], Streams]:
+    """The hypotheses, and the references as sacreBLEU has them."""
     for name, items in (("hypotheses", hypotheses), ("references", references)):
         if isinstance(items, str):  # a sequence of strings too: its letters would be scored
             raise TypeError(f"{name} is a str; give a list of strings, [text] for a single one")

@@ -109,7 +109,7 @@ class Plan:
     others: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], own: Any) -> "Plan":
+    def of(cls, options: Mapping[str, object], own: object) -> "Plan":
         """Resolves how a call decodes.
 
         Options of the call come first; one that is None switches the model's off. Then comes a `generation_config`
@@ -157,12 +157,7 @@ class Plan:
         return self.alignments or self.coverage_penalty > 0
 
     def max_new_tokens(self, source_length: int, prompt_length: int = 1) -> int:
-        """Returns how many new tokens a sentence gets at most, at least 1.
-
-        Args:
-            source_length: Tokens of its source.
-            prompt_length: Tokens that its target begins with, the start token among them.
-        """
+        """Returns how many new tokens a sentence gets at most, at least 1; the start token is part of its prompt."""
         name, value = self.limit
         if name == "max_length":
             value -= prompt_length
@@ -181,11 +176,11 @@ class Plan:
         said += [f"{name}={settings[name]}" for name in SAID if name in settings and settings[name] != 1]
         return ", ".join([*said, *(one for one in self.others if one != "do_sample=True")])
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Returns the plan by the names of the settings that a generation config has, without those that are off."""
         penalty = "gnmt_length_penalty" if isinstance(self.length_penalty, GNMTLengthPenalty) else "length_penalty"
         limit, value = self.limit
-        values: dict[str, Any] = {
+        values: dict[str, object] = {
             **{name: getattr(self, field) for field, (name, _) in READERS.items()},
             "max_length" if limit == "default" else limit: value,
             penalty: float(self.length_penalty),
@@ -198,33 +193,33 @@ class Plan:
 
 
 # ---- Reading settings ----
-def _whole(value: Any, least: int = 0) -> int:
+def _whole(value: object, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError
     return value
 
 
-def _tokens(value: Any) -> tuple[int, ...]:
+def _tokens(value: object) -> tuple[int, ...]:
     tokens = tuple(map(_whole, value if isinstance(value, list | tuple) else [value]))
     if not tokens:
         raise ValueError
     return tokens
 
 
-def _list_of_tokens(value: Any) -> tuple[int, ...]:
+def _list_of_tokens(value: object) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise ValueError
     return tuple(map(_whole, value))
 
 
-def _words(value: Any) -> tuple[tuple[int, ...], ...]:
+def _words(value: object) -> tuple[tuple[int, ...], ...]:
     if not isinstance(value, list) or not value or not all(value):
         raise ValueError
     return tuple(map(_list_of_tokens, value))
 
 
-def _one_of(*values: object) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
+def _one_of(*values: object) -> Callable[[object], object]:
+    def read(value: object) -> object:
         if not any(value is one or (isinstance(one, str) and value == one) for one in values):
             raise ValueError
         return value
@@ -232,24 +227,24 @@ def _one_of(*values: object) -> Callable[[Any], Any]:
     return read
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError
     return value
 
 
-def _factor(value: Any) -> float:
-    if _number(value) <= 0:
+def _factor(value: object) -> float:
+    if (number := _number(value)) <= 0:
         raise ValueError
-    return float(value)
+    return float(number)
 
 
-def _length(value: tuple[str, Any]) -> tuple[str, int]:
+def _length(value: Any) -> tuple[str, int]:
     return value[0], _whole(value[1], least=int(value[0] != "max_extra_length"))
 
 
 # Fields of a plan that have one setting each: its name, and what reads its value.
-READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "num_beams": ("num_beams", functools.partial(_whole, least=1)),
     "num_hypotheses": ("num_return_sequences", functools.partial(_whole, least=1)),
     "min_new_tokens": ("min_new_tokens", _whole),
@@ -270,32 +265,32 @@ READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 KNOWN = {*OPTIONS, *ENGINE_OPTIONS, *LENGTHS, "length_penalty", *(name for name, _ in READERS.values())}
 
 
-def settings_in(config: Any) -> dict[str, Any]:
+def settings_in(config: object) -> dict[str, Any]:
     """Returns the settings of a configuration that are no None."""
     values = config if isinstance(config, Mapping) else {} if config is None else vars(config)
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _others(settings: Mapping[str, Any]) -> list[str]:
+def _others(settings: Mapping[str, object]) -> list[str]:
     """Names the settings that a plan doesn't have, with their values."""
     names = [name for name in settings if name not in KNOWN | WITHOUT_EFFECT and not name.startswith("_")]
     return [_shown(name, settings[name]) for name in names if not _is_neutral(name, settings[name])]
 
 
-def _is_neutral(name: str, value: Any) -> bool:
+def _is_neutral(name: str, value: object) -> bool:
     is_comparable = isinstance(value, bool | int | float | list)  # a tensor isn't
     return value is None or (name in DEFAULTS and is_comparable and value == DEFAULTS[name])
 
 
-def _shown(name: str, value: Any) -> str:
+def _shown(name: str, value: object) -> str:
     return f"{name}={value!r}" if type(value) in (bool, int, float, str, list) else name
 
 
-def _as_list(value: Any) -> Any:
+def _as_list(value: object) -> object:
     return [_as_list(one) for one in value] if isinstance(value, tuple) else value
 
 
-def _limit(settings: Mapping[str, Any], given: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
+def _limit(settings: Mapping[str, object], given: Mapping[str, object], own: Mapping[str, object]) -> str | None:
     """Returns the name of the setting that limits lengths."""
     names, extra = LENGTHS[:2], settings["max_extra_length"]
     if extra is not None and (isinstance(extra, bool) or not isinstance(extra, int) or extra < 0):
@@ -308,7 +303,7 @@ def _limit(settings: Mapping[str, Any], given: Mapping[str, Any], own: Mapping[s
     return next((name for name in names if settings.get(name) is not None), None)
 
 
-def _penalty(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+def _penalty(settings: Mapping[str, object], given: Mapping[str, object]) -> object:
     """Returns the penalty of lengths, of which a call's takes the place of the model's."""
     power, alpha, own = settings.get("length_penalty"), settings["gnmt_length_penalty"], given.get("length_penalty")
     if isinstance(own, GNMTLengthPenalty):  # of a configuration that was prepared before
@@ -324,13 +319,13 @@ def _penalty(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
     return GNMTLengthPenalty(alpha)
 
 
-def _from_0_up(name: str, value: Any, example: str) -> float:
+def _from_0_up(name: str, value: object, example: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ValueError(f"`{name}` is {value!r}; it has to be a number from 0 up ({example}) or None.")
     return float(value)
 
 
-def sets_length(own: Mapping[str, Any]) -> bool:
+def sets_length(own: Mapping[str, object]) -> bool:
     """Tells whether a model's own settings limit the length by an option of transformers'.
 
     Its default for `max_length`, 20, doesn't count where it came with all other defaults: Seq2SeqTrainer writes them.

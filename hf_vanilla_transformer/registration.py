@@ -1,11 +1,11 @@
 """Registers the classes when transformers is imported, and not before: that takes seconds and hundreds of megabytes."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
 LIBRARY = "transformers"
 # What is registered, each behind those that it imports. Where one is imported first, transformers comes before it.
@@ -26,7 +26,9 @@ class Registration:
         self._register = register
         self._waiting: dict[str, Callable[[], None]] = {}  # modules of `OWN` until transformers is imported
 
-    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Finds a module as the other finders do, and has it executed by `execute`."""
         finders = [one for one in sys.meta_path if one is not self] if name in (LIBRARY, *OWN) else []
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
@@ -60,10 +62,11 @@ class Registration:
 class _Loader:
     """A module's loader but for `exec_module`; the module gets that loader itself."""
 
-    def __init__(self, loader: Any, registration: Registration) -> None:
+    def __init__(self, loader: Loader | None, registration: Registration) -> None:
+        assert loader is not None, "these modules have one"
         self._loader, self._registration = loader, registration
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._loader, name)
 
     def exec_module(self, module: ModuleType) -> None:

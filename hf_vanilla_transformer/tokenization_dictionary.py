@@ -57,7 +57,7 @@ class DictionaryTokenizer(PreTrainedTokenizer):
         segmentation_file: str | None = None,
         segmentation: dict[str, Any] | None = None,
         source_eos: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         if segmentation is None:
             if segmentation_file is None or not os.path.isfile(segmentation_file):
@@ -78,7 +78,7 @@ class DictionaryTokenizer(PreTrainedTokenizer):
             source_eos=source_eos, **{"split_special_tokens": True, "special_tokens_pattern": "prefix_suffix", **kwargs}
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> BatchEncoding:
+    def __call__(self, *args: object, **kwargs: object) -> BatchEncoding:
         """Tokenizes; arguments are those of the base class."""
         try:
             return super().__call__(*args, **kwargs)
@@ -100,7 +100,7 @@ class DictionaryTokenizer(PreTrainedTokenizer):
         """Returns token -> id (the source's, if there are two dictionaries)."""
         return dict(self.encoder)
 
-    def add_special_tokens(self, special_tokens_dict: dict[str, Any], *args: Any, **kwargs: Any) -> int:
+    def add_special_tokens(self, special_tokens_dict: dict[str, Any], *args: object, **kwargs: object) -> int:
         """Names tokens of the dictionary as special ones; others are refused before anything changes."""
         for value in special_tokens_dict.values():
             self._add_tokens([value] if isinstance(value, (str, AddedToken)) else value)
@@ -188,7 +188,7 @@ class _Side:
         self._spm: Any = None if spm is None else _sentencepiece(base64.b64decode(spm))
         self._bpe: Any = None if codes is None else _subword_nmt(codes, vocabulary)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _Side, self._arguments  # without the words that subword-nmt remembers, on which a hash would depend
 
     def pieces(self, text: str) -> list[str]:
@@ -229,8 +229,7 @@ class _Side:
 
     def _joined(self, pieces: list[str]) -> str:
         if self._spm is not None:
-            text: str = self._spm.decode_pieces(pieces)
-            return text
+            return self._spm.decode_pieces(pieces)
         if self.level is not None:
             return "".join(pieces).replace(SPACE, " ") if self.level == "char" else " ".join(pieces)
         return f"{' '.join(pieces)} ".replace(f"{SEPARATOR} ", "").rstrip()

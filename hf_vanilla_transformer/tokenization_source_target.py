@@ -34,10 +34,10 @@ class SourceTargetTokenizerFast(PreTrainedTokenizerFast):
 
     def __init__(
         self,
-        *args: Any,
+        *args: object,
         target_tokenizer_file: str | None = None,
         target_tokenizer_object: Tokenizer | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         if target_tokenizer_object is None:
             if target_tokenizer_file is None or not os.path.isfile(target_tokenizer_file):
@@ -52,11 +52,11 @@ class SourceTargetTokenizerFast(PreTrainedTokenizerFast):
                 raise ValueError(f"{token} has two ids, one in tokenizer.json and another in target_tokenizer.json")
 
     @classmethod
-    def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
+    def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: object) -> dict[str, object]:
         """Leaves the files to `__init__`: the base class would make a tokenizer of the vocabulary alone."""
         return kwargs
 
-    def __call__(self, *args: Any, **kwargs: Any) -> BatchEncoding:
+    def __call__(self, *args: object, **kwargs: object) -> BatchEncoding:
         """Tokenizes; arguments are those of the base class."""
         try:
             return super().__call__(*args, **kwargs)
@@ -94,11 +94,7 @@ class SourceTargetTokenizerFast(PreTrainedTokenizerFast):
         return " ".join(tokens) if decoder is None else str(decoder.decode(tokens))
 
     def _decode(
-        self,
-        token_ids: Any,
-        skip_special_tokens: bool = False,
-        use_source_tokenizer: bool = False,
-        **kwargs: object,
+        self, token_ids: Any, skip_special_tokens: bool = False, use_source_tokenizer: bool = False, **kwargs: object
     ) -> str:
         ids = token_ids["input_ids"] if isinstance(token_ids, dict) else token_ids
         backend = self._source_backend if use_source_tokenizer else self._target_backend
@@ -110,7 +106,7 @@ class SourceTargetTokenizerFast(PreTrainedTokenizerFast):
         return super()._add_tokens(new_tokens, special_tokens)
 
     def _save_pretrained(
-        self, save_directory: str, file_names: Any, legacy_format: Any = None, filename_prefix: str | None = None
+        self, save_directory: str, file_names: object, legacy_format: object = None, filename_prefix: str | None = None
     ) -> tuple[str, ...]:
         names = super()._save_pretrained(save_directory, file_names, legacy_format, filename_prefix)
         prefix = f"{filename_prefix}-" if filename_prefix else ""

@@ -49,7 +49,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
     model_input_names = ["input_ids", "attention_mask"]
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> "VanillaTransformerTokenizerFast":
+    def from_pretrained(cls, *args: object, **kwargs: object) -> "VanillaTransformerTokenizerFast":
         """Loads a tokenizer as transformers does; an `eos_token` given here closes sequences too."""
         tokenizer: VanillaTransformerTokenizerFast = super().from_pretrained(*args, **kwargs)
         if "eos_token" in kwargs:
@@ -135,11 +135,11 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
         new.update_post_processor()  # the control tokens may have new names
         return new
 
-    def add_special_tokens(self, special_tokens_dict: Any, replace_extra_special_tokens: bool = False) -> int:
+    def add_special_tokens(self, special_tokens_dict: object, replace_extra_special_tokens: bool = False) -> int:
         """As transformers' own, but earlier extra tokens stay special by default."""
         return int(super().add_special_tokens(special_tokens_dict, replace_extra_special_tokens))
 
-    def __setattr__(self, key: str, value: Any) -> None:
+    def __setattr__(self, key: str, value: object) -> None:
         super().__setattr__(key, value)
         if key.removesuffix("_id") in ("bos_token", "eos_token") and "_should_update_post_processor" in vars(self):
             self.update_post_processor()
@@ -168,7 +168,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
         inside = len(token_ids_0) + len(token_ids_1 or [])
         return [1] * self.add_bos_token + [0] * inside + [1] * (self.eos_token_id is not None)
 
-    def readable_pieces(self, ids: Any) -> list[str]:
+    def readable_pieces(self, ids: object) -> list[str]:
         """The pieces of one sequence as people read them, for the axes of plots.
 
         Args:
@@ -193,7 +193,7 @@ class VanillaTransformerTokenizerFast(PreTrainedTokenizerFast):
         known = [token or "" for token in tokens]
         return ["".join(LETTER_OF_BYTE[b] for b in token.encode()) if token in added else token for token in known]
 
-    def _decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: object) -> str:
+    def _decode(self, token_ids: object, skip_special_tokens: bool = False, **kwargs: object) -> str:
         # Nothing is cleaned up afterwards, whatever clean_up_tokenization_spaces says.
         ids, added = _flat(token_ids), self.added_tokens_decoder
         if skip_special_tokens:

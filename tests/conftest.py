@@ -51,10 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """The same random numbers for a test whichever ran before it."""
+    """The same random numbers for a test whichever ran before it, and the same number of threads."""
     import torch
 
     torch.manual_seed(0)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The files for contributors and of a release: they are valid YAML, and agree with what is pinned and released."""
+"""The files for contributors, of a release and of the image: valid, and in step with what is pinned and released."""
 
 import re
 import shutil
@@ -10,44 +10,30 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from hf_vanilla_transformer import __version__
+from hf_vanilla_transformer import __version__, cli
 
 ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FILES = [ROOT / ".pre-commit-config.yaml", ROOT / "CITATION.cff", *sorted((ROOT / ".github").rglob("*.yml"))]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_yaml(file):
-    assert isinstance(yaml.safe_load(file.read_text(encoding="utf-8")), dict)
-
-
-def test_workflows_run_what_the_makefile_has():
+def test_files_are_yaml_and_workflows_run_what_the_makefile_has():
+    assert all(isinstance(yaml.safe_load(file.read_text(encoding="utf-8")), dict) for file in FILES)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for file in (ROOT / ".github" / "workflows").glob("*.yml"):
-        for job in yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"].values():
-            for step in job["steps"]:
-                for target in re.findall(r"^\s*make ([a-z-]+)", step.get("run", ""), re.MULTILINE):
-                    assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-
-
-def test_the_weekly_workflow_has_every_set_of_versions():
-    weekly = (ROOT / ".github" / "workflows" / "newest.yml").read_text(encoding="utf-8")
-    assert set(re.findall(r"run: make ([a-z]+)", weekly)) == {"test", "newest", "oldest"}
+    steps = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / ".github" / "workflows").glob("*.yml"))
+    targets = re.findall(r"(?:^\s*|run: )make ([a-z-]+)", steps, re.MULTILINE)
+    assert {"test", "newest", "oldest"} <= set(targets) <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_oldest_takes_every_lower_bound(tmp_path):
     file = tmp_path / "oldest.txt"
     subprocess.run(["make", f"OLDEST={file}", str(file)], cwd=ROOT, check=True, capture_output=True)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    lists = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
     requirements = [Requirement(text) for one in lists for text in one]
-    bounds = {
-        f"{one.name}=={bound.version}" for one in requirements for bound in one.specifier if bound.operator == ">="
-    }
-    unbounded = {one.name for one in requirements if ">=" not in str(one.specifier)}
+    bounds = {f"{one.name}=={two.version}" for one in requirements for two in one.specifier if two.operator == ">="}
     assert set(file.read_text(encoding="utf-8").split()) == bounds
-    assert unbounded == {project["name"]}
+    assert {one.name for one in requirements if ">=" not in str(one.specifier)} == {PROJECT["name"]}
 
 
 def test_pre_commit_has_the_pinned_ruff():
@@ -70,12 +56,28 @@ def test_the_papers_of_a_release_name_one_version():
 
 def test_findings_are_listed():
     """Each script has a line in the folder's README and says how long it takes."""
-    listed = re.findall(
-        r"^\| \[`?([\w.]+)`?\]\(\1\) \|", (ROOT / "findings/README.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    text = (ROOT / "findings/README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[`?([\w.]+)`?\]\(\1\) \|", text, re.MULTILINE)
     scripts = sorted((ROOT / "findings").glob("*.sh"))
     assert sorted(listed) == [file.name for file in scripts]
     for file in scripts:
         text = file.read_text(encoding="utf-8")
         assert text.startswith("#!/usr/bin/env bash\n# ")
         assert re.search(r"^# It .*takes .*\. Exit code 1: the behaviour has changed\.$", text, re.MULTILINE), file.name
+
+
+def test_the_dockerfile_names_what_exists():
+    """No test builds it: its files and its extras exist, and what it starts is a command."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    copied = [name for line in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE) for name in line.split()]
+    assert len(copied) >= 6
+    assert all((ROOT / name).exists() for name in copied)
+    extras = re.search(r"'\.\[([\w,]+)\]'", text)[1].split(",")
+    assert {"serve", "export"} <= set(extras) <= set(PROJECT["optional-dependencies"])  # both backends
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert {".git", ".venv*", "outputs"} <= set(ignored)
+    assert not set(ignored) & set(copied)
+    assert {"hatch_build.py"} <= set(copied)  # the build needs it
+    started = re.search(r'ENTRYPOINT \["vanilla-transformer", (.+)\]', text)
+    arguments = [word.strip().strip('"') for word in started[1].split(",")]
+    assert cli._parser().parse_args([*arguments, "--model", "en-de=/model"]).host == "0.0.0.0"

@@ -7,8 +7,6 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 # What is out -> what to write.
 OUT = {
@@ -89,44 +87,32 @@ def english_in(text: str, is_markdown: bool) -> Iterator[tuple[int, str]]:
             yield from enumerate(text.splitlines(), start=token.start[0])
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_words_that_are_out_are_not_used(name: str) -> None:
-    found = [
+def found_in(name: str, patterns: dict[re.Pattern[str], str]) -> list[str]:
+    """What a file has of the patterns, a line each."""
+    return [
         f"{name}:{number}: {match.group()!r}; write: {instead}"
         for number, line in english_of(FILES[name])
-        for pattern, instead in PATTERNS.items()
-        for match in pattern.finditer(line)
-    ]
-    assert found == []
-
-
-PAGES = [name for name in FILES if name.endswith((".md", ".ipynb"))]
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_documentation_has_plain_sentences(name: str) -> None:
-    lines = list(english_of(FILES[name]))
-    patterns = {**DOCS, CLAUSE: "name the thing first"}
-    found = [
-        f"{name}:{number}: {match.group()!r}; write: {instead}"
-        for number, line in lines
         for pattern, instead in patterns.items()
         for match in pattern.finditer(line)
     ]
-    assert found == []
-    chains = [f"{name}:{number}: {line}" for number, line in lines for _ in re.finditer(r", which\b", line)]
-    assert len(chains) <= MOST_WHICH, "\n".join(["two sentences in place of `, which`:", *chains])
 
 
-def test_clauses_are_found() -> None:
-    assert CLAUSE.search("What the file has is read.")
-    assert CLAUSE.search("Good. What no tensor tells, nothing can check")
-    assert not CLAUSE.search("What is a head? It is a matrix.")
-    assert not CLAUSE.search("See what it has and what is left.")
+def test_words_that_are_out_are_not_used() -> None:
+    assert [found for name in FILES for found in found_in(name, PATTERNS)] == []
 
 
-def test_words_are_found() -> None:
+def test_documentation_has_plain_sentences() -> None:
+    which = {re.compile(r", which\b"): "two sentences"}
+    pages = [name for name in FILES if name.endswith((".md", ".ipynb"))]
+    assert [found for name in pages for found in found_in(name, {**DOCS, CLAUSE: "name the thing first"})] == []
+    chains = [found_in(name, which) for name in pages]
+    assert [found for found in chains if len(found) > MOST_WHICH] == []
+
+
+def test_words_and_clauses_are_found() -> None:
     """In Markdown, comments, docstrings and messages; a variable may have any name."""
+    assert all(map(CLAUSE.search, ["What the file has is read.", "Good. What no tensor tells, nothing can check"]))
+    assert not any(map(CLAUSE.search, ["What is a head? It is a matrix.", "See what it has and what is left."]))
     code = '"""Mends it."""\nwhole = 1  # goes on from here\nprint(f"{whole} Note that")\n'
     found = [(n, m.group().lower()) for n, line in english_in(code, False) for p in PATTERNS for m in p.finditer(line)]
     assert found == [(1, "mends"), (2, "goes on from"), (3, "note that")]

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from unittest.mock import Mock
 
@@ -39,26 +40,49 @@ def run(script, *arguments):
     return subprocess.check_output([sys.executable, "-c", script, *map(str, arguments)], text=True)
 
 
-@pytest.mark.parametrize("order", ["later", "threads", pytest.param("spawned", marks=pytest.mark.hard)])
+MANY = [pytest.param(name, marks=pytest.mark.hard) for name in ("threads", "spawned")]
+
+
+@pytest.mark.parametrize("order", ["later", *MANY])
 def test_transformers_knows_the_classes(order):
     run(IN_ANY_ORDER[order] + GONE + KNOWN)
 
 
-@pytest.mark.parametrize("first", ["watched_library", "watched_module"])
-def test_an_error_of_registering_is_that_of_the_import(tmp_path, monkeypatch, first):
-    names, register = ("watched_library", "watched_module"), Mock(side_effect=[ValueError("no such class"), None])
-    (tmp_path / "watched_library.py").touch()
-    (tmp_path / "watched_module.py").write_text("import watched_library\n")
+NAMES = ("watched_library", "watched_module")
+
+
+@pytest.fixture
+def register(tmp_path, monkeypatch):
+    """What is called when a small library has been imported, in place of transformers."""
+    register = Mock()
+    (tmp_path / "watched_library.py").write_text("import time; time.sleep(0.1)\n")
+    (tmp_path / "watched_module.py").write_text("import watched_library\nCONTENT = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(registration, "LIBRARY", names[0])
-    monkeypatch.setattr(registration, "OWN", names[1:])
+    monkeypatch.setattr(registration, "LIBRARY", NAMES[0])
+    monkeypatch.setattr(registration, "OWN", NAMES[1:])
     monkeypatch.setattr(sys, "meta_path", [registration.Registration(register), *sys.meta_path])
+    yield register
+    for name in NAMES:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("first", NAMES)
+def test_an_error_of_registering_is_that_of_the_import(register, first):
+    register.side_effect = [ValueError("no such class"), None]
     for outcome in (pytest.raises(ValueError, match="no such class"), nullcontext()):
         assert type(sys.meta_path[0]) is registration.Registration
-        for name in names:
+        for name in NAMES:
             sys.modules.pop(name, None)
         with outcome:
             importlib.import_module(first)
+    assert type(sys.meta_path[0]) is not registration.Registration
+
+
+def test_threads_that_import_at_once_register_once(register):
+    with ThreadPoolExecutor(8) as pool:
+        modules = list(pool.map(importlib.import_module, 4 * NAMES))
+    assert [module.CONTENT for module in modules[1::2]] == [1] * 4
+    register.assert_called_once_with()
     assert type(sys.meta_path[0]) is not registration.Registration
 
 
@@ -104,10 +128,11 @@ def test_an_exported_model_is_translated_without_pytorch(exported, tmp_path):
     options = [{}, {"num_beams": 2}, {"num_beams": 3, "n_best": 2}, {"split_sentences": "en"}, {"prefix": "der"}]
     script = f"{OURS}import sys; translator = ours.Translator(sys.argv[1], 'cpu'); repr(translator)\n{LIGHT}"
     script += f"print([translator({LINES!r}, **one) for one in {options!r}])\n{LIGHT}"
-    assert run(script, exported) == f"{[heavy(LINES, **one) for one in options]}\n"
     (tmp_path / "lines.txt").write_text("\n".join(LINES), encoding="utf-8")
-    command = f"from hf_vanilla_transformer.cli import main\nassert main() == 0\n{LIGHT}"
-    run(command, "translate", "--model", exported, "--input", tmp_path / "lines.txt", "--output", tmp_path / "out.txt")
+    files = ["--input", str(tmp_path / "lines.txt"), "--output", str(tmp_path / "out.txt")]
+    script += "from hf_vanilla_transformer.cli import main\n"
+    script += f"assert main({['translate', '--model', str(exported), *files]}) == 0\n{LIGHT}"
+    assert run(script, exported).splitlines()[0] == str([heavy(LINES, **one) for one in options])
     assert (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines() == heavy(LINES)
 
 
@@ -149,10 +174,14 @@ def test_an_exported_model_translates_files_and_serves_where_pytorch_is_not_inst
         assert (tmp_path / f"out-{name}").read_bytes() == (tmp_path / f"wanted-{name}").read_bytes() != b""
 
 
-@pytest.mark.parametrize("command", ["evaluate --source {0} --reference {0} --model {1}", "translate a --model {2}"])
-def test_what_to_install_is_said(exported, tiny_checkpoint, tmp_path, command):
+def test_what_to_install_is_said(exported, tiny_checkpoint, tmp_path):
     (tmp_path / "lines.txt").write_text("a\n")
-    script = f"{WITHOUT}from hf_vanilla_transformer.cli import main\nsys.stderr = sys.stdout\nassert main() == 2"
-    said = run(script, *command.format(tmp_path / "lines.txt", exported, tiny_checkpoint).split())
-    fix = "which isn't installed: run pip install . in a checkout of hf_vanilla_transformer\n"
-    assert said in [f"vanilla-transformer: error: this needs {name}, {fix}" for name in ("torch", "transformers")]
+    evaluate = ["evaluate", *(f"--{side}={tmp_path / 'lines.txt'}" for side in ("source", "reference"))]
+    script = f"{WITHOUT}from hf_vanilla_transformer.cli import main\nsys.stderr = sys.stdout\n"
+    for command in ([*evaluate, "--model", str(exported)], ["translate", "a", "--model", str(tiny_checkpoint)]):
+        script += f"assert main({command}) == 2\n"
+    said = run(script).splitlines()
+    fix = "which isn't installed: run pip install . in a checkout of hf_vanilla_transformer"
+    lines = [f"vanilla-transformer: error: this needs {name}, {fix}" for name in ("torch", "transformers")]
+    assert len(said) == 2
+    assert set(said) <= set(lines)

@@ -1,7 +1,8 @@
-"""The shell blocks of the Markdown files run, one after the other, on small files; every option that is named exists.
+"""The shell and Python blocks of the Markdown files run, one after the other, on small files.
 
 A block that begins with ```bash runs; ```bash no-run REASON doesn't, with one of `REASONS`; a block without a language
-shows output. A block of another language with a file's name, ```yaml mapping.yaml, is that file.
+shows output. A block of another language with a file's name, ```yaml mapping.yaml, is that file. The Python blocks of
+a file share their names, as if a reader had typed them.
 
 What takes hours on real data takes seconds here: `QUICK` is added to every training, and nothing else is changed.
 """
@@ -11,8 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from test_fairseq import checkpoint as fairseq_checkpoint
 from test_joeynmt import settings as joeynmt_settings
 from test_joeynmt import weights as joeynmt_weights
 from test_joeynmt import write as write_joeynmt
-from test_markdown import ROOT, TEXTS
+from test_markdown import BLOCKS, ROOT, TEXTS, WITH_PYTHON, Block, blocks_of, python_of
 from test_opennmt import checkpoint as opennmt_checkpoint
 
 # Why a block doesn't run -> how many there may be.
@@ -42,34 +42,9 @@ QUICK = {
 SIZES = {"--d-model", "--encoder-layers", "--decoder-layers", "--encoder-ffn-dim", "--decoder-ffn-dim", "--vocab-size"}
 QUICK_SYMBOLS = "--d-model 40 --encoder-layers 1 --decoder-layers 1 --num-train-epochs 6"  # to the recipe g2p
 QUICK_SCRIPT = {"--max-steps": 2, "--eval-steps": 2, "--vocab-size": 300}  # to scripts/fine_tune.py
-FENCE = re.compile(r"```+\s*(\w*)\s*(.*)")
 SENTENCES = {"en": "half past nine and {} euros", "de": "halb zehn und {} Euro"}
 
 
-@dataclass(frozen=True)
-class Block:
-    """A block of a Markdown file: its language and what follows it, the number of its first line, and its text."""
-
-    language: str
-    note: str
-    line: int
-    text: str
-
-
-def blocks_of(text: str) -> Iterator[Block]:
-    """Reads the blocks of a Markdown file, also those within lists."""
-    fence, lines, start = None, [], 0
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.lstrip().startswith("```"):
-            lines.append(line)
-        elif fence is None:
-            fence, lines, start = FENCE.match(line.strip()), [], number + 1
-        else:
-            yield Block(fence[1], fence[2].strip(), start, "\n".join(lines) + "\n")
-            fence = None
-
-
-BLOCKS = {name: list(blocks_of(text)) for name, text in TEXTS.items()}
 SHELL = {name: [one for one in blocks if one.language == "bash"] for name, blocks in BLOCKS.items()}
 WITH_SHELL = sorted(name for name, blocks in SHELL.items() if any(not one.note for one in blocks))
 
@@ -199,8 +174,8 @@ def trained(run: Callable[[str, Path], None], tmp_path_factory: pytest.TempPathF
 def place(tiny_checkpoint: Path, programs: Path, trained: Path, tmp_path: Path) -> Path:
     """A folder with what the blocks name and don't make."""
     write_corpora(tmp_path)
-    (tmp_path / "outputs" / "quickstart").mkdir(parents=True)
-    shutil.copytree(tiny_checkpoint, tmp_path / "outputs" / "quickstart" / "model")
+    for model in ("quickstart/model", "multi30k_best/averaged-10"):
+        shutil.copytree(tiny_checkpoint, tmp_path / "outputs" / model)
     (tmp_path / "DIR").symlink_to(tmp_path / "outputs" / "quickstart" / "model")
     (tmp_path / "RUN").symlink_to(trained)
     write_other_systems(tmp_path)
@@ -229,8 +204,15 @@ def test_shell_blocks_run_one_after_the_other(
     run(script, place)
 
 
+@pytest.mark.docs
+@pytest.mark.parametrize("name", WITH_PYTHON)
+def test_python_blocks_run_one_after_the_other(name: str, place: Path, run: Callable[[str, Path], None]) -> None:
+    (place / "blocks_of_the_page.py").write_text(python_of(TEXTS[name]), encoding="utf-8")
+    run("python blocks_of_the_page.py", place)
+
+
 def test_shell_blocks_are_found() -> None:
-    assert {"README.md", "docs/training.md", "docs/deploy.md", "docs/interop.md", "docs/migrate.md"} <= set(WITH_SHELL)
+    assert {"README.md", "docs/training.md", "docs/deploy.md", "docs/interop.md"} <= set(WITH_SHELL)
     text = (
         "a\n```bash\nb \\\n  c\n```\n```bash no-run docker\nd\n```\n```\ne\n```\n- x\n  ```yaml y.yaml\n  z: 1\n  ```"
     )
@@ -251,10 +233,9 @@ def test_few_shell_blocks_are_not_run() -> None:
     assert {reason: notes.count(f"no-run {reason}") for reason in REASONS} == REASONS
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-def test_commands_are_in_bash_blocks(name: str) -> None:
+def test_commands_are_in_bash_blocks() -> None:
     """What has no language is output: nothing there begins like a command."""
     commands = r"(\S+=\S+ )*(\.venv/bin/)?(vanilla-transformer|python|pip|make|torchrun|accelerate|docker|hf|git) "
-    shown = [one for one in BLOCKS[name] if not one.language]
-    assert [one.line for one in shown if re.match(commands, one.text)] == []
-    assert {one.language for one in BLOCKS[name]} <= {"", "bash", "python", "yaml", "dockerfile", "bibtex", "toml"}
+    blocks = [(name, one) for name in BLOCKS for one in BLOCKS[name]]
+    assert [(name, one.line) for name, one in blocks if not one.language and re.match(commands, one.text)] == []
+    assert {one.language for _, one in blocks} <= {"", "bash", "python", "yaml", "dockerfile", "bibtex", "toml"}

@@ -20,13 +20,7 @@ from hf_vanilla_transformer.metrics import (
 )
 
 HYPOTHESES = ["The cat sat on a mat.", "Es kostet 3,50 Euro, oder?", "", "a b c d", "Zwei Hunde spielen im Schnee ."]
-REFERENCES = [
-    "The cat sat on the mat.",
-    "Es kostet 3,50 Euro!",
-    "not empty",
-    "A b c d",
-    "Zwei Hunde laufen im Schnee.",
-]
+REFERENCES = ["The cat sat on the mat.", "Es kostet 3,50 Euro!", "not empty", "A b c d", "Zwei Hunde laufen im Schnee."]
 
 
 def _command_line(tmp_path, *options, references=("references",)):
@@ -43,21 +37,24 @@ def measured(name, hypotheses, references, **options):
     return measure([name], hypotheses, references, **options)[name]
 
 
-@pytest.mark.parametrize(("tokenize", "lowercase"), [("13a", False), ("intl", True), ("none", False), ("zh", True)])
-def test_bleu_agrees_with_sacrebleus_command_line(tmp_path, tokenize, lowercase):
-    score = corpus_bleu(HYPOTHESES, REFERENCES, tokenize=tokenize, lowercase=lowercase)
-    name, value, signature, details = _command_line(
-        tmp_path, "--tokenize", tokenize, *(["--lowercase"] if lowercase else [])
-    )
-    assert (score.name, score.signature, score.details) == (name, signature, details)
-    assert score.value == pytest.approx(value, abs=1e-6)
+MULTI30K = ["--tokenize", "none", "--smooth-method", "none", "--force"]
+CHRF = ["--metrics", "chrf", "--chrf-word-order", "0", "--chrf-lowercase"]
 
 
-def test_chrf_agrees_with_sacrebleus_command_line(tmp_path):
-    score = measured("chrf", HYPOTHESES, REFERENCES, lowercase=True)
-    options = ["--metrics", "chrf", "--chrf-word-order", "0", "--chrf-lowercase"]
-    name, value, signature, details = _command_line(tmp_path, *options)
-    assert (score.name, score.signature, score.details) == (name, signature, details)
+@pytest.mark.parametrize(
+    ("name", "options", "given"),
+    [
+        ("bleu", {"tokenize": "13a"}, ["--tokenize", "13a"]),
+        ("bleu", {"tokenize": "intl", "lowercase": True}, ["--tokenize", "intl", "--lowercase"]),
+        ("bleu", {"tokenize": "none"}, ["--tokenize", "none"]),
+        ("bleu", {"tokenize": "zh", "lowercase": True}, ["--tokenize", "zh", "--lowercase"]),
+        ("chrf", {"lowercase": True}, CHRF),
+    ],
+)
+def test_scores_agree_with_sacrebleus_command_line(tmp_path, name, options, given):
+    score = measured(name, HYPOTHESES, REFERENCES, **options)
+    found, value, signature, details = _command_line(tmp_path, *given)
+    assert (score.name, score.signature, score.details) == (found, signature, details)
     assert score.value == pytest.approx(value, abs=1e-6)
 
 
@@ -65,10 +62,7 @@ def test_chrf_agrees_with_sacrebleus_command_line(tmp_path):
     ("name", "options"),
     [
         ("bleu", ["--tokenize", "intl", "--lowercase", "--chrf-lowercase"]),
-        (
-            "bleu_multi30k",
-            ["--tokenize", "none", "--lowercase", "--smooth-method", "none", "--force", "--chrf-lowercase"],
-        ),
+        ("bleu_multi30k", [*MULTI30K, "--lowercase", "--chrf-lowercase"]),
     ],
 )
 def test_comparisons_agree_with_sacrebleus_command_line(tmp_path, name, options):
@@ -102,27 +96,26 @@ def test_equal_systems_do_not_differ():
     assert max(one.p_value for one in worse) < 0.05
 
 
-def test_bleu_by_hand():
-    # 5 words of the reference's 6: n-gram precisions 5/5, 4/4, 3/3, 2/2, brevity penalty exp(1 - 6/5).
-    assert corpus_bleu(["a b c d e"], ["a b c d e f"]).value == pytest.approx(100 * math.exp(1 - 6 / 5))
-    # The first of 6 words differs: precisions 5/6, 4/5, 3/4, 2/3, no brevity penalty.
-    by_hand = (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** (1 / 4)
-    assert corpus_bleu(["x b c d e f"], ["a b c d e f"]).value == pytest.approx(100 * by_hand)
-    # The fourth differs: 5/6, 3/5, 1/4 and no 4-gram of 3, which exponential smoothing counts as 1/2.
-    by_hand = (5 / 6 * 3 / 5 * 1 / 4 * (1 / 2) / 3) ** (1 / 4)
-    assert corpus_bleu(["a b c x e f"], ["a b c d e f"]).value == pytest.approx(100 * by_hand)
+# By n-gram precisions and the brevity penalty. Exponential smoothing counts no 4-gram of 3 as 1/2.
+BY_HAND = [
+    (["a b c d e"], ["a b c d e f"], math.exp(1 - 6 / 5)),
+    (["x b c d e f"], ["a b c d e f"], (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** (1 / 4)),
+    (["a b c x e f"], ["a b c d e f"], (5 / 6 * 3 / 5 * 1 / 4 * (1 / 2) / 3) ** (1 / 4)),
+    # Matches over both sentences, not the mean over sentences.
+    (["a b c d e", "x y z w"], ["a b c d e", "a b c d"], (5 / 9 * 4 / 7 * 3 / 5 * 2 / 3) ** (1 / 4)),
+]
 
 
-def test_bleu_is_of_the_corpus_and_not_the_mean_over_sentences():
-    hypotheses, references = ["a b c d e", "x y z w"], ["a b c d e", "a b c d"]
-    # Matches over both sentences: 5/9, 4/7, 3/5, 2/3.
-    assert corpus_bleu(hypotheses, references).value == pytest.approx(100 * (5 / 9 * 4 / 7 * 3 / 5 * 2 / 3) ** 0.25)
+@pytest.mark.parametrize(("hypotheses", "references", "share"), BY_HAND)
+def test_bleu_by_hand(hypotheses, references, share):
+    assert corpus_bleu(hypotheses, references).value == pytest.approx(100 * share)
 
 
-def test_chrf_by_hand():
+def test_chrf_and_exact_match_by_hand():
     # Characters a, b of a, c: precision and recall 1/2 for unigrams, 0 for bigrams. sacreBLEU averages over the orders
     # that both sides have, two here, then takes F2.
     assert measured("chrf", ["ab"], ["ac"]).value == pytest.approx(100 * 0.5 / 2)
+    assert measured("exact_match", ["a", "b", "c "], ["a", "B", "c"]).value == pytest.approx(100 / 3)
 
 
 @pytest.mark.parametrize("name", ["bleu", "chrf"])
@@ -131,13 +124,7 @@ def test_a_perfect_corpus_scores_100_and_an_empty_translation_0(name):
     assert measured(name, [""], ["a b c d e"]).value == 0
 
 
-def test_exact_match_is_a_percentage_of_identical_strings():
-    assert measured("exact_match", ["a", "b", "c "], ["a", "B", "c"]).value == pytest.approx(100 / 3)
-
-
-# BLEU of older papers
-
-
+# ---- BLEU of older papers ----
 def _multi_bleu(hypotheses, references):
     """What Moses' multi-bleu.perl computes, in plain Python: words are what white space parts, nothing is smoothed."""
     correct, total, lengths = [0] * 4, [0] * 4, [0, 0]
@@ -221,9 +208,7 @@ def test_compounds_by_hand(text):
     assert split_compounds(text) == COMPOUNDS[text]
 
 
-# Errors of symbols
-
-
+# ---- Errors of symbols ----
 def test_errors_are_edits_per_symbol_of_the_corpus():
     # Edits of symbols: one replaced, two left out, one too many, none. Of characters: "97" for "k" are two.
     hypotheses, references = ["a k", "t͡ɕ", "k k k", "97"], ["a 97", "k a t͡ɕ", "k k", "97"]
@@ -255,14 +240,9 @@ def test_several_references_are_sacrebleus(tmp_path):
     assert (score.signature, score.details) == with_more[2:]
 
 
-def test_pairs_with_one_source_are_one():
-    assert by_source(["read", "lead", "read", "read"], ["r iː d", "l ɛ d", "r ɛ d", "r iː d"]) == (
-        [0, 1],
-        [["r iː d", "r ɛ d"], ["l ɛ d"]],
-    )
-
-
-def test_top_accuracy_looks_at_the_first_ones():
+def test_several_references_of_a_source_and_the_first_ones_of_a_list():
+    found = by_source(["read", "lead", "read", "read"], ["r iː d", "l ɛ d", "r ɛ d", "r iː d"])
+    assert found == ([0, 1], [["r iː d", "r ɛ d"], ["l ɛ d"]])
     lists, references = [["a", "b", "c"], ["d"], ["x", "y  z"]], [["c"], ["d", "e"], ["y z"]]
     shares = {count: top_accuracy(lists, references, count, symbols=str.split).value for count in (1, 2, 3)}
     assert shares == pytest.approx({1: 100 / 3, 2: 200 / 3, 3: 100})
@@ -279,14 +259,14 @@ def test_errors_are_compared_by_resampling():
     assert "unit:text" in rows[0].signature
 
 
-# What goes wrong
-
-
-def test_an_unknown_measure_names_those_that_exist():
+# ---- What goes wrong ----
+def test_unknown_names_and_sources_of_another_number():
     with pytest.raises(ValueError, match="no measure 'wre'; give some of bleu, bleu_multi30k"):
         measure(["wre"], ["a"], ["a"])
     with pytest.raises(ValueError, match="1 sources for 2 hypotheses; give one for each"):
         measure(["wer"], ["a", "b"], ["a", "b"], sources=["s"])
+    with pytest.raises(ValueError, match=r"unknown tokenize='moses'; sacreBLEU has 'none', .*'13a'"):
+        corpus_bleu(["a"], ["a"], tokenize="moses")
 
 
 @pytest.mark.parametrize(
@@ -302,8 +282,3 @@ def test_an_unknown_measure_names_those_that_exist():
 def test_wrong_input_names_what_is_wrong(hypotheses, references, error, message):
     with pytest.raises(error, match=message):
         measure(["bleu"], hypotheses, references)
-
-
-def test_unknown_tokenizer_names_those_that_exist():
-    with pytest.raises(ValueError, match=r"unknown tokenize='moses'; sacreBLEU has 'none', .*'13a'"):
-        corpus_bleu(["a"], ["a"], tokenize="moses")

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -113,33 +112,16 @@ def test_the_marian_notebook_runs(kernel: str, tmp_path: Path, monkeypatch: pyte
     assert files_of_the_checkout() == before
 
 
-@pytest.mark.notebook
-def test_without_a_checkout_the_first_cell_installs_the_package(tmp_path: Path) -> None:
-    """As on Colab, from an index that has the source archive alone; what the package needs is installed here."""
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path / "index")]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    pip = {"NO_INDEX": "1", "FIND_LINKS": str(tmp_path / "index"), "NO_BUILD_ISOLATION": "0", "NO_DEPS": "1"}
-    pip |= {"TARGET": str(tmp_path / "installed"), "CONFIG_FILE": os.devnull}
-    environment = os.environ | {f"PIP_{name}": value for name, value in pip.items()} | {"TMPDIR": str(tmp_path)}
-    cell = f"{code_cells(read(PAPER))[0].source}\nfrom scripts.quickstart.corpus import generate_pairs\nprint(checkout)"
-    run = subprocess.run(
-        [sys.executable, "-P", "-c", cell], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    checkout = Path(run.stdout.strip().splitlines()[-1])
-    assert checkout.is_relative_to(tmp_path)
-    assert (checkout / "notebooks" / "diagrams.py").is_file()
-    assert (tmp_path / "installed" / "hf_vanilla_transformer" / "explain" / "page" / "main.mjs").is_file()
-
-
 # ---- As stored ----
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_notebooks_are_valid(name: str) -> None:
+def test_notebooks_are_valid_and_linked(name: str) -> None:
     notebook = json.loads(NOTEBOOKS[name].read_text(encoding="utf-8"))
     assert notebook["nbformat"] == 4
     nbformat.validate(notebook)
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"  # which every Jupyter has
     assert NOTEBOOKS[name].stat().st_size < MOST_BYTES
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")]
+    assert any(f"](../notebooks/{name})" in page for page in pages)
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -156,7 +138,7 @@ def test_stored_outputs_are_of_one_run_from_top_to_bottom_without_noise(name: st
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_files_that_are_linked_exist(name: str) -> None:
+def test_files_and_headings_that_are_linked_exist(name: str) -> None:
     markdown = "\n".join(cell.source for cell in read(name).cells if cell.cell_type == "markdown")
     links = [link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", markdown) if "://" not in link]
     assert links
@@ -168,9 +150,3 @@ def headings(page: Path) -> set[str]:
     """The anchors of a Markdown file's headings."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_the_documentation_links_to_notebooks(name: str) -> None:
-    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")]
-    assert any(f"](../notebooks/{name})" in page for page in pages)

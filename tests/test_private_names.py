@@ -42,8 +42,8 @@ USED = [
     ("tokenization_dictionary.py", "_tokenize _convert_token_to_id _convert_id_to_token", "a tokenizer's three steps"),
     ("tokenization_dictionary.py", "_added_tokens_encoder _in_target_context_manager", "unknown words; the side"),
     ("tokenization_source_target.py", "_add_tokens _decode _tokenizer _save_pretrained", "as above, with two files"),
-    ("translation/pipeline.py", "_forward _sanitize_parameters _load_tokenizer _load_processor", "a pipeline's steps"),
-    ("translation/pipeline.py", "_load_image_processor _load_video_processor _load_feature_extractor", "what it needs"),
+    (INTEGRATION, "_forward _sanitize_parameters _load_tokenizer _load_processor", "a pipeline's steps"),
+    (INTEGRATION, "_load_image_processor _load_video_processor _load_feature_extractor", "what it needs"),
     ("translation/pipeline.py", "_batch_size _forward_params", "options of the pipeline's construction"),
     # Folders
     ("checkpoints/averaging.py", "_name_or_path", "may differ between checkpoints"),
@@ -97,24 +97,25 @@ def is_private(name: str) -> bool:
     return re.fullmatch(r"_[A-Za-z]\w*", name) is not None
 
 
-def names_in(node: ast.AST) -> Iterator[str]:
-    """Yields the names that are used below a node of a syntax tree."""
-    children = list(ast.iter_child_nodes(node))
-    match node:
-        case ast.JoinedStr():
-            children = [child for child in children if isinstance(child, ast.FormattedValue)]
-        case ast.Call(func=ast.Attribute(attr=method)) if method in CUT_OR_COMPARED:
-            children = [node.func]
-    match node:
-        case ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
-            yield name
-        case ast.Constant(value=str(name)):
-            yield from name.split(".")
-        case ast.ImportFrom(level=0) | ast.Import():
-            for part in (getattr(node, "module", ""), *(alias.name for alias in node.names)):
-                yield from part.split(".")
-    for child in children:
-        yield from names_in(child)
+def names_in(tree: ast.AST) -> Iterator[str]:
+    """Yields the names that are used in a syntax tree."""
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop()
+        children = list(ast.iter_child_nodes(node))
+        match node:
+            case ast.JoinedStr():
+                children = [child for child in children if isinstance(child, ast.FormattedValue)]
+            case ast.Call(func=ast.Attribute(attr=method)) if method in CUT_OR_COMPARED:
+                children = [node.func]
+            case ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
+                yield name
+            case ast.Constant(value=str(name)):
+                yield from name.split(".")
+            case ast.ImportFrom(level=0) | ast.Import():
+                for part in (getattr(node, "module", ""), *(alias.name for alias in node.names)):
+                    yield from part.split(".")
+        nodes += children
 
 
 def defined_in(tree: ast.AST) -> set[str]:
@@ -147,10 +148,11 @@ def inherited(file: Path, tree: ast.Module) -> Iterator[str]:
 @pytest.mark.slow
 def test_every_private_name_has_a_reason() -> None:
     trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in sorted(PACKAGE.rglob("*.py"))}
+    defined = {file: defined_in(tree) for file, tree in trees.items()}
     found, others = set(), set()
     for file, tree in trees.items():
         neighbours = [file] if file.parent == PACKAGE else [one for one in trees if one.is_relative_to(file.parent)]
-        own = set().union(*(defined_in(trees[one]) for one in neighbours))
+        own = set().union(*(defined[one] for one in neighbours))
         used = {name for name in names_in(tree) if is_private(name) and name not in own}
         others |= used & OTHERS
         names = (used - OTHERS) | set(inherited(file, tree))

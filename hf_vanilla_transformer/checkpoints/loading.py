@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import cached_file
+from transformers.utils import cached_file, logging
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import CheckpointError, first_line, named
@@ -31,6 +31,7 @@ from .kinds import CONFIG, GENERATION_CONFIG, VOCABULARY_FILES
 MODEL_TYPE = VanillaTransformerConfig.model_type
 # Embeddings are often padded to a multiple of 64 or 128 rows, or by a few languages' tags.
 UNUSED_ROWS, UNUSED_SHARE = 128, 0.01
+SECONDS_TO_BAR = 2
 
 
 class Where(TypedDict, total=False):
@@ -102,7 +103,7 @@ def load_model(
     Raises:
         CheckpointError: It can't be loaded, or tensors are missing, unknown, of another shape or not finite.
     """
-    with _plain_errors(name, where):
+    with _plain_errors(name, where), _passing_bars():
         folder = _checked_folder(name, where)
         model, report = AutoModelForSeq2SeqLM.from_pretrained(
             name,
@@ -120,6 +121,17 @@ def load_model(
     if wrong := not_finite(model):
         raise CheckpointError(f"{name}: {named(wrong)} contains NaN or infinity; the training diverged")
     return model.eval()
+
+
+@contextmanager
+def _passing_bars() -> Iterator[None]:
+    """Shows transformers' progress bars on terminals only, if they take a while, and removes them at their end."""
+    passing = {"disable": None, "delay": SECONDS_TO_BAR, "leave": False}
+    before = logging.set_tqdm_hook(lambda make, args, kwargs: make(*args, **{**kwargs, **passing}))
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)
 
 
 def read_into_memory(model: torch.nn.Module) -> None:
@@ -179,7 +191,7 @@ def _check_tokens(name: str | Path, model: PreTrainedModel) -> None:
             )
 
 
-def as_list(value: Any) -> list[Any]:
+def as_list(value: int | list[int] | None) -> list[int]:
     """Returns a setting of one token or several as a list; None is none."""
     return [] if value is None else value if isinstance(value, list) else [value]
 
@@ -242,7 +254,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _own_pieces(tokenizer: Any) -> list[object]:
+def _own_pieces(tokenizer: VanillaTransformerTokenizerFast) -> list[object]:
     """Returns the vocabulary of this package's tokenizer as it was trained, and ids of a text with all its pieces."""
     backend, control = tokenizer.backend_tokenizer, {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token}
     pieces = backend.get_vocab(with_added_tokens=False).items()

@@ -14,8 +14,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TextIO
 
 from .. import __version__
 from ..errors import did_you_mean, first_line, is_out_of_memory, printable
@@ -83,7 +83,7 @@ def _complain(message: str) -> None:
     _flush(sys.stderr)
 
 
-def _flush(stream: Any) -> None:
+def _flush(stream: TextIO) -> None:
     """Flushes a stream, and empties one that can't be: Python would try again at its end and change the exit code."""
     try:
         stream.flush()
@@ -97,10 +97,10 @@ class _Parser(argparse.ArgumentParser):
 
     given: Sequence[str] = ()
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: object = None) -> Any:
         self.given = list(args or ())
-        if (declare := self.get_default("declare")) and self._unknown():  # declaring these options takes long imports
-            declare(self)
+        if (declare := self.get_default("declare")) and (unknown := self._unknown()):  # it takes long imports
+            declare(self, unknown)
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -109,17 +109,17 @@ class _Parser(argparse.ArgumentParser):
         message = " ".join(message.split()) + self._suggestion(message)
         self.exit(EXIT_WRONG_USE, f"{PROGRAM}: error: {message} (see {self.prog} --help)\n")
 
-    def _print_message(self, message: str, file: Any = None) -> None:
-        (file or sys.stdout).write(message)  # argparse's own ignores a full disk and a closed pipe
+    def _print_message(self, message: str, file: object = None) -> None:
+        sys.stdout.write(message)  # argparse's own ignores a full disk and a closed pipe
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         sys.stdout.flush()  # now, when an error can still be told
         _complain(message or "")
         raise SystemExit(status)
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Iterable[str] | None = None, namespace: object = None) -> Any:
         # A command's own parser reports unknown options, because only it knows similar ones.
-        arguments, unknown = self.parse_known_args(_with_dashes(sys.argv[1:] if args is None else args), namespace)
+        arguments, unknown = self.parse_known_args(_with_dashes(sys.argv[1:] if args is None else [*args]), namespace)
         if unknown:
             getattr(arguments, "parser", self).error(f"unrecognized arguments: {' '.join(unknown)}")
         return arguments

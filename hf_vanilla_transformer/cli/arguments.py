@@ -25,11 +25,13 @@ def not_negative(text: str) -> float:
 
 
 # ---- Options ----
-NUMBER: dict[str, Any] = {"type": positive, "metavar": "N"}
-SWITCH: dict[str, Any] = {"action": "store_true"}
+Option = dict[str, Any]  # the arguments of argparse's `add_argument`
+NUMBER: Option = {"type": positive, "metavar": "N"}
+SWITCH: Option = {"action": "store_true"}
 # Of several commands: name -> what argparse takes. Defaults are None or the library's, unless a help says otherwise.
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, Option] = {
     "--model": {"required": True, "metavar": "DIR", "help": "a saved model's folder, or its name on the Hub"},
+    "--ensemble": {**SWITCH, "help": "decode with all models as one that averages their probabilities"},
     "--output": {"required": True, "metavar": "DIR", "help": "folder to write; it must not exist, or be empty"},
     "--overwrite": {**SWITCH, "help": "replace an existing file"},
     # Languages, for a model of several.

@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .output import UsageError, show
 
@@ -29,17 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for side, what in (("source", "from, such as en"), ("target", "to, such as de")):
         text = f"code of the language it translates {what}"
         parser.add_argument(f"--{side}-lang", dest=f"{side}_language", metavar="CODE", help=text)
-    several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
-    languages = "its languages, if it has more than two or no direction"
-    parser.add_argument("--language", dest="languages", **several, metavar="CODE", help=languages)
-    data = "data sets on the Hub that it was trained on"
-    parser.add_argument("--dataset", "--dataset-name", dest="datasets", **several, metavar="NAME", help=data)
+    for name, options, metavar, text in (
+        ("languages", ["--language"], "CODE", "its languages, if it has more than two or no direction"),
+        ("datasets", ["--dataset", "--dataset-name"], "NAME", "data sets on the Hub that it was trained on"),
+    ):
+        parser.add_argument(*options, dest=name, nargs="+", action="extend", default=[], metavar=metavar, help=text)
     parser.add_argument("--overwrite", action="store_true", help="replace an existing card")
     parser.set_defaults(run=_card)
 
 
 def _card(arguments: argparse.Namespace) -> None:
-    """Writes the card."""
     folder: Path = arguments.folder
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; DIR must be that of a saved model")

@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from ..interop import SYSTEMS
 from .arguments import add
@@ -13,7 +12,7 @@ from .output import UsageError, check_output_folder, show
 class _ListMappings(argparse.Action):
     """Prints the shipped mappings and ends, as --help does."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
         from ..interop.mappings import shipped_mappings
 
         print("\n".join(f"{name}: {what}" for name, what in shipped_mappings().items()))

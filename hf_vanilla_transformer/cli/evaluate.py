@@ -4,7 +4,10 @@ import argparse
 import json
 import math
 import platform
+import re
+import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -16,15 +19,18 @@ from ..checkpoints.files import write_text
 from ..errors import first_line
 from .arguments import LANGUAGE_OPTIONS, NUMBER, add, add_decoding
 from .lines import read_parallel
-from .models import call_options, check_model_name, decoding_errors, load_ensemble
-from .output import UsageError, check_output, say_written, show, table, warn_of_line
+from .models import call_options, check_ensemble, decoding_errors, load_translator
+from .output import Progress, UsageError, check_output, say_written, show, table, warn_of_line
 
 if TYPE_CHECKING:
-    from ..metrics import Comparison
+    from ..metrics import Comparison, Edits
     from ..translation.backend import Call
     from ..translation.evaluation import EvaluationResult, Measures
     from ..translation.scoring import Likelihood
 
+    _Error = tuple[dict[str, object], Edits]  # a wrong line, and what is wrong in it
+
+SHOWN = 20  # confusions
 PACKAGES = ("torch", "transformers", "sacrebleu")
 
 
@@ -36,8 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "warning names them. Files are written when all models are evaluated, each completely or not at all."
     )
     add(parser, "--model", nargs="+", help="saved models' folders, or names on the Hub; one row each")
-    one = "evaluate the models as one that averages their probabilities"
-    parser.add_argument("--ensemble", action="store_true", help=one)
+    add(parser, "--ensemble")
     source = "sentences, one per line, compressed or not; or a table (.tsv, .csv, .jsonl, .parquet) with both sides"
     parser.add_argument("--source", required=True, metavar="FILE", help=source)
     reference = "their reference translations, line by line; of several files, a line of a later one may be empty"
@@ -49,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_metric_arguments(parser)
     parser.add_argument("--json", metavar="FILE", help="write scores, signatures and settings there")
     parser.add_argument("--output", metavar="FILE", help="write the translations there, one per line")
+    wrong = "write the wrong lines to this .tsv or .jsonl, and print which symbols (or words) are confused most often"
+    parser.add_argument("--errors", metavar="FILE", help=wrong)
     add(parser, "--overwrite", *LANGUAGE_OPTIONS)
     add_decoding(parser)
     parser.set_defaults(run=_evaluate)
@@ -108,8 +115,7 @@ class _Row:
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    for name in arguments.model:
-        check_model_name(name)
+    check_ensemble(arguments.model, arguments)
     _check_models(arguments)
     sources, references = _read(arguments)
     _check_outputs(arguments)
@@ -120,19 +126,21 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         rows.append(_row(arguments, names, sources, references, rows[0].result.measures if rows else None))
     if arguments.significance:
         _compare(rows, sources, references)
+    errors = _errors(rows[0].result, sources, references) if arguments.errors else []
     try:
         show(_report(rows))
+        if arguments.errors:
+            show(_confusions(errors))
     finally:  # even if the report can't be printed
-        _write(arguments, rows)
-    say_written(arguments.output, arguments.json)
+        _write(arguments, rows, errors)
+    say_written(arguments.output, arguments.errors, arguments.json)
 
 
 def _check_models(arguments: argparse.Namespace) -> None:
-    if arguments.ensemble and len(arguments.model) < 2:
-        raise UsageError("--ensemble needs two models or more; give --model A B")
     is_one = arguments.ensemble or len(arguments.model) == 1
-    if arguments.output and not is_one:
-        raise UsageError("--output is for one model's translations; give a single --model, or --ensemble")
+    for option, name in (("--output", arguments.output), ("--errors", arguments.errors)):
+        if name and not is_one:
+            raise UsageError(f"{option} is for one model's translations; give a single --model, or --ensemble")
     if arguments.n_best and arguments.ensemble:
         raise UsageError("--n-best is for one model; leave --ensemble out")
     if arguments.significance and is_one:
@@ -163,7 +171,10 @@ def _read(arguments: argparse.Namespace) -> tuple[list[str], list[list[str]]]:
 def _check_outputs(arguments: argparse.Namespace) -> None:
     """Checks, before any work is done, that the output files can be written."""
     taken = [arguments.source, *arguments.reference]
-    for option, name in (("--json", arguments.json), ("--output", arguments.output)):
+    if arguments.errors and Path(arguments.errors).suffix not in (".tsv", ".jsonl"):
+        raise UsageError(f"--errors {arguments.errors} is no table; give a name that ends in .tsv or .jsonl")
+    outputs = {"--json": arguments.json, "--output": arguments.output, "--errors": arguments.errors}
+    for option, name in outputs.items():
         if name is not None:
             check_output(option, name, arguments.overwrite, taken)
             taken.append(name)
@@ -191,12 +202,13 @@ def _row(
 ) -> _Row:
     """Evaluates a model or an ensemble; without measures, its tokenizer chooses what is still open."""
     begun = time.perf_counter()
-    translator = load_ensemble(names, arguments)
+    translator = load_translator(names, arguments)
     loading = time.perf_counter() - begun
     from ..translation.evaluation import evaluate  # an exported model may be where it can't be imported
 
     options = call_options(arguments, translator)
-    with decoding_errors():
+    has_bars = sys.stderr.isatty()  # they are `evaluate`'s
+    with decoding_errors(), Progress(len(sources), "sentences", hidden=has_bars) as progress:
         call = translator.call(options)
         result = evaluate(
             translator,
@@ -206,6 +218,7 @@ def _row(
             tokenize=arguments.tokenize,
             lowercase=arguments.lowercase,
             n_best=arguments.n_best,
+            progress=progress.update,
             on_omission=lambda index: _warn(index, call.limit, "it is left out of the perplexity"),
             on_division=lambda index, count: _warn(index, call.limit, f"it is translated in {count} pieces"),
             **options,
@@ -278,7 +291,38 @@ def _report(rows: Sequence[_Row]) -> str:
     return "\n".join([f"{rows[0].result.num_sentences} sentences", table(lines, align=">"), *signatures, *details])
 
 
-def _write(arguments: argparse.Namespace, rows: list[_Row]) -> None:
+def _errors(result: "EvaluationResult", sources: list[str], references: list[list[str]]) -> "list[_Error]":
+    """Returns the lines that differ from their nearest reference, with the edits in each."""
+    from ..metrics import edits
+
+    errors: list[_Error] = []
+    for place, own in zip(*result.measures.lines(sources, references), strict=True):
+        text = result.translations[place]
+        reference, pairs = edits(text, own, result.measures.symbols)
+        if pairs:
+            line = {"source": sources[place], "prediction": text, "reference": reference, "edits": len(pairs)}
+            errors.append((line, pairs))
+    return errors
+
+
+def _confusions(errors: "list[_Error]") -> str:
+    """Lists the most frequent edits; those of words or symbols, spaces too."""
+    counts = Counter(pair for _, pairs in errors for pair in pairs)
+    shown: dict[object, str] = {None: "nothing", "\ufffc": "<unk>"}  # as `symbol_splitter` spells the unknown token
+    rows = [[" -> ".join(shown.get(one, repr(one)) for one in pair), f"{n:,}"] for pair, n in counts.most_common(SHOWN)]
+    first = f"wrong: {len(errors):,} lines, by {counts.total():,} edits of {len(counts):,} kinds"
+    return f"{first}\n{table([['expected -> predicted', 'times'], *rows], align='>')}"
+
+
+def _write(arguments: argparse.Namespace, rows: list[_Row], errors: "list[_Error]") -> None:
+    if arguments.errors:
+        lines = [line for line, _ in errors]
+        if arguments.errors.endswith(".jsonl"):
+            written = [json.dumps(line, ensure_ascii=False) for line in lines]
+        else:  # whose texts have neither tabs nor line breaks
+            cells = [["source", "prediction", "reference", "edits"], *(line.values() for line in lines)]
+            written = ["\t".join(re.sub(r"[\t\r\n]", " ", str(cell)) for cell in row) for row in cells]
+        write_text(arguments.errors, "".join(f"{line}\n" for line in written))
     if arguments.output:
         write_text(arguments.output, "".join(f"{line}\n" for line in rows[0].result.translations))
     if arguments.json:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe a checkpoint."""
+    """Describe a checkpoint, or an exported model."""
     parser.epilog = (
-        "A checkpoint is described from its configuration and the headers of its weights: architecture in the paper's "
+        "A model is described from its configuration and the headers of its weights: architecture in the paper's "
         "symbols, parameters, tokenizer and decoding. Its code doesn't run. The exit code is 1 if the tokenizer isn't "
         "the model's."
     )
@@ -32,7 +32,7 @@ def _info(arguments: argparse.Namespace) -> None:
     if arguments.renew_code and not Path(arguments.model).is_dir():
         raise UsageError(f"--renew-code is for a folder, and {arguments.model} is none; give a download of it")
     from ..checkpoints.code import renew_code
-    from ..hub.description import describe
+    from ..interop.describe import describe
 
     set_up_transformers()
     if arguments.renew_code:
@@ -49,7 +49,7 @@ def _text(found: "Description") -> str:
     from ..hub.model_card import architecture_rows
 
     subjects = {
-        "Architecture": architecture_rows(found.config),
+        "Architecture": [("kind", found.kind), *architecture_rows(found.config)],
         "Parameters": _parameters(found),
         "Tokenizer": _tokenizer(found),
         "Decoding, unless options say otherwise": [(name, str(value)) for name, value in found.decoding.items()],
@@ -62,7 +62,7 @@ def _text(found: "Description") -> str:
 
 def _parameters(found: "Description") -> list[tuple[str, str]]:
     if not found.parameters:
-        return [("total", "unknown: the weights can't be reached")]
+        return [("total", "unknown: there are no weights in safetensors here")]
     size = f"{found.saved_bytes / 1e6:,.1f} MB" if found.saved_bytes >= 1e6 else f"{found.saved_bytes:,} bytes"
     parts = [(part, f"{number:,}") for part, number in {"total": found.total, **found.parameters}.items()]
     return [*parts, ("saved as", f"{size} ({', '.join(found.types)})")]
@@ -76,5 +76,5 @@ def _tokenizer(found: "Description") -> list[tuple[str, str]]:
         ("class", tokenizer.kind),
         ("tokens", f"{tokenizer.size:,}"),
         *((name, text) for name, text in tokenizer.special_tokens.items()),
-        ("fingerprint", tokenizer.fingerprint),
+        *([("fingerprint", tokenizer.fingerprint)] if tokenizer.fingerprint else []),
     ]

@@ -87,7 +87,7 @@ def _of_stream(file: RawIOBase, name: str) -> Iterator[list[str]]:
     """Yields windows of the lines of an unbuffered file that have arrived, and those that follow within `GRACE`."""
     from ..data.formats import bounded_lines, decode_lines
 
-    stream: Any = _Stream(file)  # it has no more of a file than lines
+    stream = _Stream(file)
     return _windows(decode_lines(bounded_lines(stream, name), name), stream.pauses)
 
 

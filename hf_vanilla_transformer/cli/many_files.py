@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .models import OF_CALLS, call_options, decoding_errors, load_translator, on_every_node, opening
-from .output import RunError, UsageError, check_output, warn
+from .output import Progress, RunError, UsageError, check_output, warn
 
 if TYPE_CHECKING:
     from ..documents.files import FileJob
@@ -31,13 +31,15 @@ def is_meant(arguments: argparse.Namespace) -> bool:
 
 def translate(arguments: argparse.Namespace) -> None:
     """Translates the files that aren't complete yet, and says what became of them; fails at the end if some failed."""
-    from tqdm import tqdm
-
     from ..data.formats import HTML, SUBTITLES
     from ..documents.document import open_document
 
     if arguments.output is None:
         raise UsageError("tables, documents and several files need a place for the translations; give --output")
+    if arguments.choose_by or arguments.choose_by_measure:
+        raise UsageError("--choose-by is for the lines of one text file; give one by --input, or leave it out")
+    if arguments.json:
+        raise UsageError("--json is for lines; leave it out (a table keeps its columns, and gets its translations)")
     if arguments.actors and not arguments.ray:
         raise UsageError("--actors is for --ray; leave it out")
     found = _jobs(arguments)
@@ -51,7 +53,7 @@ def translate(arguments: argparse.Namespace) -> None:
     print(f"{len(complete)} of {len(found)} files are translated already", file=sys.stderr)
     problems, done = sum(_problem(job) for job in found if job in complete), 0  # of an earlier run
     total = sum(job.source.stat().st_size for job in left)
-    with tqdm(total=total, unit="B", unit_scale=True, disable=None, leave=False) as progress:
+    with Progress(total, "B", unit_scale=True) as progress:
         for job, damage in _outcomes(arguments, left, progress.update) if left else ():
             problems += _problem(job, damage)
             done += not damage
@@ -65,7 +67,8 @@ def _jobs(arguments: argparse.Namespace) -> "list[FileJob]":
     from ..data.formats import form_of
     from ..documents.files import FileJob, file_jobs, version_of
 
-    how = {name: getattr(arguments, name) for name in RECORDED} | {"model": version_of(arguments.model)}
+    versions = [version_of(name) for name in arguments.model]
+    how = {name: getattr(arguments, name) for name in RECORDED} | {"model": versions if versions[1:] else versions[0]}
     name, output = arguments.input[0], Path(arguments.output)
     if output.is_dir() or not (output.is_file() or form_of(output.name)):
         return file_jobs(arguments.input, output, arguments.shard or (1, 1), how)
@@ -101,7 +104,8 @@ def _outcomes(
         return
     from ..serving import ray as ray_files  # its error says how Ray is installed
 
-    model, actors, cpus = on_every_node(arguments.model), (1, arguments.actors or 1), arguments.threads or 1
+    names = [on_every_node(name) for name in arguments.model]
+    model, actors, cpus = names if names[1:] else names[0], (1, arguments.actors or 1), arguments.threads or 1
     how = {"threads": 1, **opening(arguments)}
     with ray_files.connected(arguments.ray):
         for job, problem in ray_files.translate_files(

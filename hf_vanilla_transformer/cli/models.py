@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
 def check_model_name(name: str) -> None:
     """Checks, before anything slow is imported, that a name is a model's folder, or is on the Hub or in its cache."""
-    from ..checkpoints.kinds import Kind, check_kind, kind_of
+    from ..checkpoints.kinds import Kind, check_kind
 
-    check_kind(name, Kind.CTRANSLATE2, Kind.ONNX)
-    if kind_of(name) is Kind.NAME:
+    if check_kind(name, Kind.CTRANSLATE2, Kind.ONNX) is Kind.NAME:
         from ..data.hub_names import check_model_on_hub  # it takes a fifth of a second
 
         check_model_on_hub(name)
@@ -54,22 +53,31 @@ def set_up_transformers() -> None:
     logging.disable_progress_bar()
 
 
-def load_translator(name: str, arguments: argparse.Namespace) -> "Translator":
-    """Loads a checkpoint or converts a Marian model, by its folder or name on the Hub, ready to decode."""
+def check_ensemble(names: Sequence[str], arguments: argparse.Namespace) -> None:
+    """Checks the names of models, and that an ensemble has several."""
+    for name in names:
+        check_model_name(name)
+    if arguments.ensemble and len(names) < 2:
+        raise UsageError("--ensemble needs two models or more; give --model A B")
+
+
+def load_translator(model: str | Sequence[str], arguments: argparse.Namespace) -> "Translator":
+    """Loads a checkpoint or converts a Marian model, by its folder or name on the Hub; several are an ensemble."""
     from ..checkpoints.kinds import Kind, kind_of
 
+    names = [model] if isinstance(model, str) else list(model)
     processors = os.cpu_count() or 1
     if not getattr(arguments, "ray", None) and (arguments.threads or 0) > processors:
         raise UsageError(f"--threads {arguments.threads} is more than this machine's {processors} processors")
     with decoding_errors(), loading():
         from ..translation.translator import Translator
 
-        if not (is_exported := kind_of(name) is Kind.CTRANSLATE2):
+        if not (is_exported := kind_of(names[0]) is Kind.CTRANSLATE2):
             from .. import engine
 
             set_up_transformers()
             engine.keep_freed_memory()
-        translator = Translator(name, **opening(arguments))
+        translator = Translator(names if names[1:] else names[0], **opening(arguments))
         if is_exported and "transformers" in sys.modules:  # it needs that only for some tokenizers
             set_up_transformers()
         return translator
@@ -84,24 +92,6 @@ def opening(arguments: argparse.Namespace) -> dict[str, Any]:
 def on_every_node(model: str) -> str:
     """Returns a model's name in any working directory."""
     return str(Path(model).resolve()) if Path(model).exists() else model
-
-
-def load_ensemble(names: Sequence[str], arguments: argparse.Namespace) -> "Translator":
-    """Loads several checkpoints as one model that averages their probabilities, or a single one as it is."""
-    loaded = [load_translator(name, arguments) for name in names]
-    if len(loaded) == 1:
-        return loaded[0]
-    if other := next((one for one in loaded if one.backend != "engine"), None):
-        raise UsageError(f"several models can't be averaged by the backend {other.backend}; give the models themselves")
-    from ..translation.ensembles import ensemble
-    from ..translation.translator import Translator
-
-    tokenizers = [one.tokenizer for one in loaded]
-    try:
-        averaged: Any = ensemble([one.model for one in loaded], tokenizers)
-    except ValueError as error:
-        raise UsageError(f"several models can't be averaged: {first_line(error)}") from error
-    return Translator(averaged, tokenizer=tokenizers[0])
 
 
 # ---- Decoding ----

@@ -1,12 +1,15 @@
 """What commands print and write: errors, warnings, tables, and the check of an output file."""
 
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from ..errors import printable
 
 PROGRAM = "vanilla-transformer"
+SECONDS_PER_LINE = 60  # of progress
 
 
 class UsageError(Exception):
@@ -59,6 +62,38 @@ def check_output_folder(name: str, hint: str = "") -> None:
         check_new_folder(Path(name))
     except OSError as error:
         raise UsageError(f"{error}{hint}") from error
+
+
+class Progress:
+    """A bar on a terminal; where standard error is none, a line a minute. `bar` has more options of tqdm."""
+
+    def __init__(self, total: int | None, unit: str, *, hidden: bool = False, **bar: bool) -> None:
+        from tqdm import tqdm
+
+        self.bar = tqdm(total=total, unit=unit, disable=True if hidden else None, leave=False, **bar)
+        self.total, self.unit, self.has_lines = total, unit.strip(), self.bar.disable and not hidden
+        self.done, self.begun, self.said = 0, time.monotonic(), time.monotonic()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.close()
+
+    def update(self, number: int) -> None:
+        """Notes that as many more are done."""
+        self.bar.update(number)
+        self.done += number
+        now = time.monotonic()
+        if self.has_lines and now - self.said >= SECONDS_PER_LINE:
+            self.said = now
+            of = "" if self.total is None else f" of {self.total:,}"
+            print(f"{self.done:,}{of} {self.unit} after {(now - self.begun) / 60:.0f} min", file=sys.stderr, flush=True)
+
+    def write(self, text: str, file: TextIO) -> None:
+        """Prints text to a file, above the bar."""
+        self.bar.write(text, file=file)
+        file.flush()
 
 
 def warn(message: str) -> None:

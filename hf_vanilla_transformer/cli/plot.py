@@ -115,7 +115,7 @@ def _chosen(weights: Any, axis: int, choice: int | str, unit: str) -> tuple[Any,
     return weights.narrow(axis, first, number), [f"{unit} {one + 1} of {count}" for one in range(first, first + number)]
 
 
-def _curves(arguments: argparse.Namespace, is_page: bool) -> Any:
+def _curves(arguments: argparse.Namespace, is_page: bool) -> object:
     from ..plots.curves import plot_training
     from ..training.run_folder import read_log
 

@@ -40,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _push(arguments: argparse.Namespace) -> None:
-    """Checks a folder, and sends it."""
     if not arguments.folder.is_dir():
         raise UsageError(f"{arguments.folder} is not a folder; DIR must be that of a saved model")
     if arguments.onnx and arguments.kind != "stock":

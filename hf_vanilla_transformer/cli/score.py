@@ -6,7 +6,7 @@ import sys
 from ..checkpoints.files import write_text
 from .arguments import LANGUAGE_OPTIONS, LANGUAGES, LOADING_OPTIONS, add
 from .lines import read_parallel
-from .models import check_model_name, decoding_errors, load_ensemble
+from .models import check_model_name, decoding_errors, load_translator
 from .output import check_output, say_written, warn_of_line
 
 TITLES = "log_probability\ttokens"
@@ -38,7 +38,7 @@ def _score(arguments: argparse.Namespace) -> None:
         check_output("--output", arguments.output, arguments.overwrite, [arguments.source, arguments.target])
     from ..translation.scoring import score_pairs
 
-    translator = load_ensemble(arguments.model, arguments)
+    translator = load_translator(arguments.model, arguments)
     limit = translator.source_limit(arguments.max_source_tokens)
     with decoding_errors():
         scores = score_pairs(

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="[PAIR=]DIR",
         help="saved models: folders, or names on the Hub, each with the languages that it translates, en-de=DIR; "
-        "without them, those of --languages, or those of `card --source-lang en --target-lang de`",
+        "without them, those of --languages, of an Argos package, or of `card --source-lang en --target-lang de`",
     )
     single = "what a single model translates: en-de"
     parser.add_argument("--languages", nargs="+", default=[], metavar="PAIR", help=single)

@@ -6,9 +6,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from .models import loading
 from .output import show, warn
@@ -62,7 +62,7 @@ def _interruptible() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-def _interrupt_again(dropped: Any) -> None:
+def _interrupt_again(dropped: "sys.UnraisableHookArgs") -> None:
     """Repeats a KeyboardInterrupt that Python can't raise, as in the callback of a weak reference."""
     if dropped.exc_type is KeyboardInterrupt:
         threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
@@ -71,8 +71,15 @@ def _interrupt_again(dropped: Any) -> None:
 
 
 @_interruptible()
-def _declare(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of recipes."""
+def _declare(parser: argparse.ArgumentParser, given: Sequence[str]) -> None:
+    """Declares the options of recipes, or their names alone if one that is given doesn't exist, to say so at once."""
+    from ..training.supported import has_transformers, option_names
+
+    names = option_names()
+    if any(name not in names and not has_transformers(name) for name in map(_name_of, given)):
+        for name in names:
+            parser.add_argument(f"--{name.replace('_', '-')}", nargs="*", help=argparse.SUPPRESS)
+        return
     with loading():
         from ..training.options import UNSUPPORTED
         from ..training.recipe import add_options
@@ -81,9 +88,12 @@ def _declare(parser: argparse.ArgumentParser) -> None:
         parser.set_defaults(refused=UNSUPPORTED)  # declared for a message of their own, and never suggested
 
 
+def _name_of(option: str) -> str:
+    return option.partition("=")[0].removeprefix("--").replace("-", "_")
+
+
 @_interruptible()
 def _train(arguments: argparse.Namespace) -> None:
-    """Trains from the recipes, or lists options or recipes."""
     with loading():
         from ..training import train
         from ..training.recipe import FIELDS, describe_options, describe_recipes

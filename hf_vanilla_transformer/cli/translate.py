@@ -2,17 +2,22 @@
 
 import argparse
 import io
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ..errors import printable
 from . import lines, many_files
 from .arguments import LANGUAGE_OPTIONS, NUMBER, add, add_decoding
-from .models import call_options, check_model_name, decoding_errors, load_translator
-from .output import UsageError, check_output, say_written, warn_of_line
+from .models import call_options, check_ensemble, decoding_errors, load_translator
+from .output import Progress, UsageError, check_output, say_written, warn_of_line
+
+if TYPE_CHECKING:
+    from ..translation.backend import Translation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sentences", nargs="*", metavar="SENTENCE", help="to translate (default: standard input)")
     marian = "a Marian model (Helsinki-NLP/opus-mt-...) is converted when it is loaded"
     add(parser, "--model", help=f"a saved model's folder, or its name on the Hub; {marian}")
+    several = "decode with all models as one that averages their probabilities: --ensemble --model A B C --input FILE"
+    add(parser, "--ensemble", help=several)
     parser.add_argument(
         "--input",
         nargs="+",
@@ -39,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the translations there; the file appears when it is complete. For several files, a folder: each "
         "gets its input's name, and complete ones are skipped when the command is started again with the same options",
     )
+    choice = "of each line's --num-beams translations, write the one nearest to its line here (Kim and Rush 2016)"
+    parser.add_argument("--choose-by", metavar="REFERENCES", help=choice)
+    nearness = "of sentences, for --choose-by (default: bleu; chrf also where white space doesn't separate words)"
+    parser.add_argument("--choose-by-measure", choices=["bleu", "chrf"], help=nearness)
+    record = "write a JSON object for each line: source, translation, tokens and, of a beam search, score"
+    parser.add_argument("--json", action="store_true", help=record)
     many = parser.add_argument_group("many files")
     many.add_argument("--column", metavar="NAME", help="the column of tables (default: text)")
     many.add_argument("--format", choices=["text"], help="text: each line of a file is a text, whatever its name says")
@@ -63,7 +76,10 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _translate(arguments: argparse.Namespace) -> None:
-    check_model_name(arguments.model)
+    arguments.model = [arguments.model]
+    if arguments.ensemble:  # what follows the first one are models as well
+        arguments.model, arguments.sentences = [*arguments.model, *arguments.sentences], []
+    check_ensemble(arguments.model, arguments)
     if arguments.input is not None and arguments.sentences:
         raise UsageError("sentences and --input FILE are two things to translate; give one of the two")
     if many_files.is_meant(arguments):
@@ -75,15 +91,16 @@ def _translate(arguments: argparse.Namespace) -> None:
     if arguments.input is not None:
         (arguments.input,) = arguments.input
     if arguments.output is not None:
-        check_output("--output", arguments.output, arguments.overwrite, [arguments.input])
+        check_output("--output", arguments.output, arguments.overwrite, [arguments.input, arguments.choose_by])
         from ..data.formats import COMPRESSIONS
 
         if arguments.output.endswith(COMPRESSIONS):
             raise UsageError(f"--output {arguments.output} would be text that isn't compressed; give another name")
     source = _source(arguments)
+    references = _references(arguments, source)
     with _output(arguments.output) as file:
         if source.total != 0:
-            _translate_lines(arguments, source, file)
+            _translate_lines(arguments, source, references, file)
     say_written(arguments.output)
 
 
@@ -96,6 +113,21 @@ def _source(arguments: argparse.Namespace) -> lines.Lines:
         end = "Ctrl-Z and Enter end" if sys.platform == "win32" else "Ctrl-D ends"
         print(f"Type one sentence per line; {end} the input.", file=sys.stderr)
     return lines.of_standard_input(sys.stdin)
+
+
+def _references(arguments: argparse.Namespace, source: lines.Lines) -> Iterator[str] | None:
+    """Returns the references to choose by, a line for each of the source; None: nothing is chosen."""
+    if arguments.choose_by is None:
+        if arguments.choose_by_measure:
+            raise UsageError("--choose-by-measure is for --choose-by; leave it out")
+        return None
+    found, name = lines.of_file(arguments.choose_by), arguments.input or "the input"
+    if source.total is None or found.total is None:
+        raise UsageError("--choose-by counts all lines first; give files, no pipes: --input FILE --choose-by FILE")
+    if source.total != found.total:
+        counts = f"{name} has {source.total:,} {source.unit}s, and {arguments.choose_by} {found.total:,} lines"
+        raise UsageError(f"{counts}; give a reference for each")
+    return chain.from_iterable(found.windows)
 
 
 def _someone_types() -> bool:
@@ -116,26 +148,49 @@ def _output(name: str | None) -> Iterator[TextIO]:
         yield file
 
 
-def _translate_lines(arguments: argparse.Namespace, source: lines.Lines, file: TextIO) -> None:
-    from tqdm import tqdm
-
+def _translate_lines(
+    arguments: argparse.Namespace, source: lines.Lines, references: Iterator[str] | None, file: TextIO
+) -> None:
     translator = load_translator(arguments.model, arguments)
+    from ..translation.decoding import translate  # it is imported by now
+
     options = call_options(arguments, translator)
+    with decoding_errors():
+        beams = translator.plan(**options).num_beams
+    if references is not None and beams < 2:
+        raise UsageError("--choose-by chooses of several translations; give --num-beams 2 or more")
+    if beams > 1:
+        options["n_best"] = beams if references is not None else 1 if arguments.json else None
     limit = translator.source_limit(arguments.max_source_tokens)
     before = 0  # lines of earlier windows
 
     def warn(index: int, count: int) -> None:
-        warn_of_line(f"{source.unit} {before + index + 1}", limit, f"it is translated in {count} pieces")
+        warn_of_line(f"{source.unit} {index + 1}", limit, f"it is translated in {count} pieces")
 
-    # A bar only if standard error is a terminal (None), and the input isn't typed there.
-    hidden = True if source.total is None and _someone_types() else None
-    with tqdm(total=source.total, unit=f" {source.unit}s", disable=hidden, leave=False) as progress:
+    is_typed = source.total is None and _someone_types()
+    with Progress(source.total, f" {source.unit}s", hidden=is_typed) as progress:
         for window in source.windows:
             with decoding_errors():
-                translations = translator(
-                    window, progress_bar=False, progress=progress.update, on_division=warn, **options
-                )
+                call = translator.call({**options, "progress": progress.update, "on_division": warn})
+                rows = translate(call, window, before)
             before += len(window)
-            text = "\n".join(translations)
-            progress.write(printable(text) if file.isatty() else text, file=file)
-            file.flush()
+            best = [row[0] for row in rows]
+            if references is not None:
+                best = _nearest(rows, list(islice(references, len(window))), arguments.choose_by_measure or "bleu")
+            pairs = zip(window, best, strict=True)
+            text = "\n".join(_record(*pair) if arguments.json else pair[1].text for pair in pairs)
+            progress.write(printable(text) if file.isatty() else text, file)
+
+
+def _nearest(rows: "list[list[Translation]]", references: list[str], measure: str) -> "list[Translation]":
+    """Returns the translation of each row that is nearest to its reference."""
+    from ..metrics import nearest
+
+    texts = nearest([[one.text for one in row] for row in rows], references, measure)
+    return [next(one for one in row if one.text == text) for row, text in zip(rows, texts, strict=True)]
+
+
+def _record(source: str, best: "Translation") -> str:
+    """Returns what is known of a translation as a line of JSON."""
+    found = {"source": source, "translation": best.text, "tokens": best.num_tokens, "score": best.score}
+    return json.dumps({name: one for name, one in found.items() if one is not None}, ensure_ascii=False)

@@ -7,9 +7,9 @@ up to 4,096 source tokens and up to 4,096 target tokens, padding included.
 import copy
 from collections.abc import Iterator
 from itertools import count, islice
-from typing import Any
 
 import numpy as np
+from datasets import IterableDataset as Stream
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
@@ -29,20 +29,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     batches and every update has all of its batches. The plan depends on that product alone: two processes train on the
     same updates as one process that accumulates twice as many batches.
 
-    Args:
-        source_lengths: Tokens of each source sentence, (N,).
-        target_lengths: Tokens of each target sentence, (N,).
-        max_tokens: The most padded tokens per batch, on either side.
-        num_processes: Number of processes that share the batches.
-        process_index: This process's index, from 0.
-        accumulation_steps: Batches of each process per update.
-        length_tolerance: How far lengths are rounded before sentences are sorted by them: with 0.25, sentences of 8 and
-            9 tokens are as if they were equal, those of 10 and 11, of 12 to 14 ... More is padded, and each batch has
-            more kinds of sentences. 0: by exact lengths.
-        seed: Seed of the order; with the epoch's number it determines every batch.
-
-    Attributes:
-        padding_waste: The part of the first epoch's tokens that is padding.
+    With a `length_tolerance` of 0.25, sentences of 8 and 9 tokens are as if they were equal, those of 10 and 11, of 12
+    to 14 ... More is padded, and each batch has more kinds of sentences. `padding_waste` is the part of the first
+    epoch's tokens that is padding.
 
     Raises:
         BatchingError: There are too few sentences for that many batches, or one is longer than the budget.
@@ -50,15 +39,15 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        source_lengths: Lengths,
+        source_lengths: Lengths,  # tokens of each source sentence, (N,)
         target_lengths: Lengths,
-        max_tokens: int,
+        max_tokens: int,  # padded ones per batch, on either side
         *,
-        num_processes: int = 1,
+        num_processes: int = 1,  # that share the batches
         process_index: int = 0,
-        accumulation_steps: int = 1,
-        length_tolerance: float = 0.0,
-        seed: int = 0,
+        accumulation_steps: int = 1,  # batches of each process per update
+        length_tolerance: float = 0.0,  # how far lengths are rounded before sentences are sorted by them
+        seed: int = 0,  # of the order; with the epoch's number it determines every batch
     ) -> None:
         self.source_lengths, self.target_lengths = np.asarray(source_lengths), np.asarray(target_lengths)
         self._source_keys = _rounded_up(self.source_lengths, length_tolerance)
@@ -132,7 +121,7 @@ class TokenBudgetStream(IterableDataset[list[Example]]):
     """
 
     def __init__(
-        self, dataset: Any, max_tokens: int, window: int, *, length_tolerance: float = 0.0, seed: int = 0
+        self, dataset: Stream, max_tokens: int, window: int, *, length_tolerance: float = 0.0, seed: int = 0
     ) -> None:
         self.dataset, self.max_tokens, self.window = dataset, max_tokens, window
         self.length_tolerance, self.seed = length_tolerance, seed

@@ -7,7 +7,7 @@ Plain text, .tsv, .csv and .jsonl may be compressed (.gz, .bz2, .xz, .zst).
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pyarrow.compute
-from datasets import Dataset, IterableDataset, concatenate_datasets, load_dataset
+from datasets import Dataset, IterableDataset, concatenate_datasets, interleave_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import Hasher, generate_random_fingerprint
 from numpy.typing import NDArray
@@ -104,12 +104,46 @@ def read_corpus(corpus: Corpus, streaming: bool = False) -> Dataset | IterableDa
             parts += [_from_hub(corpus, name, streaming) for (name,) in group]
     if not parts:
         raise CorpusError("no corpus is given; name files or a data set on the Hub")
+    return joined(parts)
+
+
+def joined(parts: Sequence[Dataset | IterableDataset]) -> Dataset | IterableDataset:
+    """Returns corpora one after the other, with a fingerprint of the pairs alone."""
     if len(parts) == 1:
         return parts[0]
     pairs = concatenate_datasets(parts)
     if isinstance(pairs, Dataset):
-        pairs._fingerprint = Hasher.hash([part._fingerprint for part in parts])  # of the pairs alone
+        pairs._fingerprint = Hasher.hash([part._fingerprint for part in parts])
     return pairs
+
+
+def counts_per_epoch(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
+    """Returns how many pairs of each corpus an epoch has if they are mixed by their weights.
+
+    The one that is largest for its weight occurs once, and the others as often as their weights say.
+    """
+    unit = max(size / weight for size, weight in zip(sizes, weights, strict=True))
+    return [round(weight * unit) for weight in weights]
+
+
+def mixed(parts: Sequence[Dataset | IterableDataset], weights: Sequence[float], seed: int) -> Dataset | IterableDataset:
+    """Mixes corpora so that each has the share of the pairs that its weight is of all weights; without any, joins them.
+
+    A data set has `counts_per_epoch` of each, the same in every epoch: complete copies, and pairs that the seed draws,
+    each once, for what is left. Of a stream, each pair's corpus is drawn; one that ends begins again, until all have
+    ended.
+    """
+    if not weights:
+        return joined(parts)
+    if isinstance(parts[0], IterableDataset):
+        shares = [weight / sum(weights) for weight in weights]
+        return interleave_datasets(list(parts), shares, seed=seed, stopping_strategy="all_exhausted")
+    random, repeated = np.random.default_rng(seed), []
+    for part, count in zip(parts, counts_per_epoch([len(one) for one in parts], weights), strict=True):
+        copies, left = divmod(count, len(part))
+        rows = [np.tile(np.arange(len(part)), copies), random.choice(len(part), left, replace=False)]
+        repeated.append(part.select(np.concatenate(rows)))
+    return concatenate_datasets(repeated)
 
 
 def state_of(corpus: Corpus, pairs: Dataset | IterableDataset) -> str:

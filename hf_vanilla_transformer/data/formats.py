@@ -1,6 +1,6 @@
 """Sources of corpora, and plain text, compressed or not; `data.tables` reads tables.
 
-Any problem with a file is a `CorpusError` that names the file, the line and the fix. This module imports nothing slow,
+A problem with a file is a `CorpusError` that names the file, the line and the fix. This module imports nothing slow,
 as the command line needs it before it starts to work.
 """
 
@@ -11,10 +11,10 @@ import lzma
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, zip_longest
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Protocol
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
 SUBTITLES, HTML = (".srt", ".vtt", ".ass", ".ssa"), (".html", ".htm")
@@ -59,6 +59,8 @@ class Corpus:
         feature_columns: Columns of features of the source, which follow it, each behind a tab: "walk\tV;PST".
         configuration: A Hub data set's configuration, "de-en".
         split: A Hub data set's split.
+        weights: Of the text files, then of the tables: each has this share of the pairs that are trained on. (): all
+            pairs are equal.
     """
 
     source: tuple[str, ...] = ()
@@ -69,6 +71,7 @@ class Corpus:
     feature_columns: tuple[str, ...] = ()
     configuration: str | None = None
     split: str = "train"
+    weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.source) != len(self.target):
@@ -87,6 +90,23 @@ class Corpus:
 
     def __bool__(self) -> bool:
         return bool(self.source or self.tables)
+
+    @property
+    def parts(self) -> "list[Corpus]":
+        """The corpora that have a weight each; without weights, this one."""
+        if not self.weights:
+            return [self]
+        alone = replace(self, source=(), target=(), tables=(), weights=())
+        texts = zip(self.source, self.target, strict=True)
+        return [
+            *(replace(alone, source=(one,), target=(other,)) for one, other in texts),
+            *(replace(alone, tables=(one,)) for one in self.tables),
+        ]
+
+    @property
+    def name(self) -> str:
+        """What a run's log calls it: its files without their folders."""
+        return " + ".join(Path(name).name for name in (*self.source, *self.target, *self.tables))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -125,7 +145,11 @@ def decompressed(raw: IO[bytes]) -> IO[bytes] | io.BufferedIOBase:
     return bz2.open(raw) if BZIP2.match(start) else raw
 
 
-def bounded_lines(file: Any, name: str) -> Iterator[bytes]:
+class _LineReader(Protocol):
+    def readline(self, size: int, /) -> bytes: ...
+
+
+def bounded_lines(file: _LineReader, name: str) -> Iterator[bytes]:
     """Yields a binary file's lines with their ends, as the file itself does, but none that would fill the memory."""
     for number in count(1):
         line = file.readline(LONGEST_LINE + 1)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from .batching import BatchingError, Example, Lengths, TokenBudgetBatchSampler, split_largest
 
@@ -64,15 +65,16 @@ def _first_fit(source: Lengths, target: Lengths, width: int, target_width: int) 
                 "others out (`max_length`), or train without packing"
             )
     rows: list[list[int]] = []
-    opened: list[Any] = []  # the room on each side, and the row
+    opened: list[tuple[list[int], list[int]]] = []  # the room on each side, and the row
     for pair, (s, t) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
-        row = next((row for row in opened if s <= row[0] and t <= row[1]), None)
-        if row is None:
+        fitting = next((one for one in opened if s <= one[0][0] and t <= one[0][1]), None)
+        if fitting is None:
             rows.append([])
-            row = [width, target_width, rows[-1]]
-            opened = [*opened[1 - OPEN_ROWS :], row]
-        row[:2] = row[0] - s, row[1] - t
-        row[2].append(pair)
+            fitting = [width, target_width], rows[-1]
+            opened = [*opened[1 - OPEN_ROWS :], fitting]
+        left, row = fitting
+        left[:] = left[0] - s, left[1] - t
+        row.append(pair)
     return rows
 
 
@@ -84,7 +86,7 @@ class PackingCollator:
         shape: The rows of every batch, and the source and target positions of a row.
     """
 
-    def __init__(self, config: Any, shape: tuple[int, int, int]) -> None:
+    def __init__(self, config: PreTrainedConfig, shape: tuple[int, int, int]) -> None:
         self.shape, self.pad, self.start = shape, config.pad_token_id, config.decoder_start_token_id
 
     def __call__(self, pairs: Sequence[Example]) -> dict[str, Tensor]:

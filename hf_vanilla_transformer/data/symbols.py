@@ -7,7 +7,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -98,12 +97,13 @@ def train_tokenizer(
         if len(kinds) == 1:
             return own
         backends.append(own.backend_tokenizer)
-    special: dict[str, Any] = {**CONTROL_TOKENS, "split_special_tokens": True}
-    if kinds[0] in SYMBOLS:
-        special["unk_token"] = UNKNOWN
+    special = {**CONTROL_TOKENS, **({"unk_token": UNKNOWN} if kinds[0] in SYMBOLS else {})}
     if len(backends) == 1:
-        return PreTrainedTokenizerFast(tokenizer_object=backends[0], **special)
-    return SourceTargetTokenizerFast(tokenizer_object=backends[0], target_tokenizer_object=backends[1], **special)
+        return PreTrainedTokenizerFast(tokenizer_object=backends[0], split_special_tokens=True, **special)
+    source, target = backends
+    return SourceTargetTokenizerFast(
+        tokenizer_object=source, target_tokenizer_object=target, split_special_tokens=True, **special
+    )
 
 
 def check_kinds(kinds: Sequence[str], features: bool = False, source_normalization: str | None = None) -> None:
@@ -232,11 +232,24 @@ def unknown_symbols(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], is
         return Counter()
     found: Counter[str] = Counter()
     for text in texts:
-        if is_target:  # whose tokens have no names here
-            found[str(tokenizer.unk_token)] += tokenizer(text_target=text)["input_ids"].count(unknown)
+        if is_target:
+            found.update(_unknown_in_target(tokenizer, text))
             continue
         pieces = tokenizer.tokenize(text)
         found.update(p for p, i in zip(pieces, tokenizer.convert_tokens_to_ids(pieces), strict=True) if i == unknown)
+    return found
+
+
+def _unknown_in_target(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
+    """Returns the unknown characters of a target; of a word whose characters alone are all unknown, the word."""
+
+    def is_unknown(part: str) -> bool:
+        return tokenizer.unk_token_id in tokenizer(text_target=part)["input_ids"]
+
+    found = []
+    for word in filter(is_unknown, text.split()):
+        characters = [one for one in word if is_unknown(one)]
+        found += characters if len(characters) < len(word) else [word]
     return found
 
 

@@ -1,6 +1,6 @@
 """Tables of parallel corpora: .tsv, .csv, .jsonl and .parquet, all but the last compressed or not.
 
-Any problem with a file is a `CorpusError` that names the file, the line and the fix. That is why tables are read by
+A problem with a file is a `CorpusError` that names the file, the line and the fix. That is why tables are read by
 csv, json and pyarrow.parquet behind `read_lines` rather than by datasets' loaders or pyarrow's readers of CSV and JSON:
 those don't name the line of a bad byte or a missing cell, and read an unclosed quote or a stray byte without an error.
 """

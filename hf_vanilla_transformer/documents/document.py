@@ -56,7 +56,7 @@ def translate_document(translator: Translator, document: Document, language: str
     return Part(document.translated(found), sorted([*document.problems, *refused]))
 
 
-def _translate(translator: Translator, texts: list[str], **options: Any) -> list[Linked]:
+def _translate(translator: Translator, texts: list[str], **options: object) -> list[Linked]:
     return [Linked(text) for text in translator(texts, **options)]
 
 

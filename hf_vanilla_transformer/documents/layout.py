@@ -182,8 +182,7 @@ class Layout:
         """Returns how much each unit is in favour of coming from a span of the source, (N,); below 0: against it."""
         begins, ends, is_kept = np.array([(one.begin, one.end, one.is_kept) for one in units], int).reshape(-1, 3).T
         forced = np.where((begin <= begins) & (ends <= end), FORCED, -FORCED)
-        gains: Numbers = np.where(is_kept, forced, self.linked.shares(begin, end, begins, ends) - MOST)
-        return gains
+        return np.where(is_kept, forced, self.linked.shares(begin, end, begins, ends) - MOST)
 
 
 def _best(gains: Numbers) -> tuple[int, int, float]:

@@ -48,8 +48,7 @@ class Linked:
             places.append(places[-1][-1] + ends_of_target)
             source = stops[-1]
         mass, known = np.cumsum(np.concatenate(masses)), np.concatenate(places)
-        shares: Numbers = (np.interp(ends, known, mass) - np.interp(begins, known, mass)) / np.maximum(ends - begins, 1)
-        return shares
+        return (np.interp(ends, known, mass) - np.interp(begins, known, mass)) / np.maximum(ends - begins, 1)
 
 
 class Document:

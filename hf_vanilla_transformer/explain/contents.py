@@ -3,7 +3,7 @@
 import base64
 import dataclasses
 import inspect
-import json
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Literal
 
@@ -14,12 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import (
     modeling_vanilla_transformer,
     plan_vanilla_transformer,
+    tokenization_dictionary,
     tokenization_vanilla_transformer,
 )
 from ..engine.decoding import search
 from ..engine.support import unsupported_reason
 from ..plan_vanilla_transformer import READERS, GNMTLengthPenalty, Plan
-from ..tokenization_vanilla_transformer import LETTER_OF_BYTE, VanillaTransformerTokenizerFast
+from .tokenizer import PageError, tokenizer_of
 
 Quantization = Literal["float32", "int8"]
 MOST_BYTES = 20_000_000  # of weights as base64: a page that a phone still opens
@@ -27,7 +28,9 @@ MOST_BEAMS = 10
 LEVELS = 127  # of 8 bits, on either side of 0
 
 # Functions of `ACTIVATIONS` in page/tensor.mjs.
-ACTIVATIONS = ("relu", "tanh", "gelu", "gelu_new", "gelu_pytorch_tanh", "silu", "swish")
+ACTIVATIONS = (
+    "relu", "tanh", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish", "sigmoid",
+)  # fmt: skip
 FIELDS = (
     "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
     "activation_function", "max_position_embeddings", "position_encoding", "norm_position", "final_layer_norm",
@@ -36,11 +39,13 @@ FIELDS = (
 # Fields of a plan that the page's search has; others have to be off.
 SEARCHED = (
     "num_beams", "num_hypotheses", "limit", "length_penalty", "early_stopping", "start", "ends", "padding",
-    "renormalize", "others",
+    "forced_end", "barred", "barred_words", "renormalize", "others",
 )  # fmt: skip
+PLANNED = ("num_beams", "limit", "early_stopping", "start", "ends", "forced_end", "renormalize")  # as they are
 # What a view shows -> the line that computes it.
 LINES: dict[str, tuple[ModuleType, str]] = {
     "tokens": (tokenization_vanilla_transformer, "trainer = trainers.BpeTrainer("),
+    "pieces": (tokenization_dictionary, "def pieces(self, text: str)"),
     "embedding": (modeling_vanilla_transformer, "return self.dropout(x + self.embed_positions("),
     "positions": (modeling_vanilla_transformer, "pair = [angles.sin(), angles.cos()]"),
     "heads": (modeling_vanilla_transformer, "query = self.split(self.q_proj(x), self.head_dim)"),
@@ -60,12 +65,11 @@ LINES: dict[str, tuple[ModuleType, str]] = {
 }
 
 
-class PageError(ValueError):
-    """The page can't compute or contain a model; the message says what it lacks, and what to do."""
-
-
 def contents_of(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, quantization: Quantization = "float32"
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    quantization: Quantization = "float32",
+    examples: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Returns what the page's script needs to compute a `VanillaTransformerForConditionalGeneration`, as JSON values.
 
@@ -82,7 +86,8 @@ def contents_of(
         "config": {**{name: getattr(config, name) for name in FIELDS}, "first_position": first},
         "parameters": model.num_parameters(),
         "plan": _plan(Plan.of({}, model.generation_config)),
-        "tokenizer": _tokenizer(tokenizer, config),
+        "tokenizer": tokenizer_of(tokenizer, (config.vocab_size, config.target_vocab_size), examples),
+        "examples": list(examples),
         **_weights(model, quantization),
     }
 
@@ -107,42 +112,12 @@ def _plan(plan: Plan) -> dict[str, Any]:
         raise PageError("generation_config.json has no decoder_start_token_id or no eos_token_id; the page needs both")
     if plan.num_beams > MOST_BEAMS:
         raise PageError(f"num_beams is {plan.num_beams}; the page's tree has at most {MOST_BEAMS}")
-    fields = {name: getattr(plan, name) for name in ("num_beams", "limit", "early_stopping", "start", "ends")}
+    if words := [one for one in plan.barred_words if len(one) > 1]:
+        raise PageError(f"the page's search bars single tokens alone; remove {words[0]} from bad_words_ids")
+    fields = {name: getattr(plan, name) for name in PLANNED}
     is_gnmt = isinstance(plan.length_penalty, GNMTLengthPenalty)
-    return {**fields, "length_penalty": float(plan.length_penalty), "is_gnmt": is_gnmt}
-
-
-def _tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[str, Any]:
-    """Returns the vocabulary and the merges; raises `PageError` for tokenizers that read texts by other rules."""
-    if (kind := type(tokenizer)) is not VanillaTransformerTokenizerFast:
-        raise PageError(f"the page reads texts as VanillaTransformerTokenizer does; the model has a {kind.__name__}")
-    state, rules = json.loads(tokenizer.backend_tokenizer.to_str()), _rules(tokenizer.backend_tokenizer)
-    usual = [_rules(tokenization_vanilla_transformer._pipeline(merges)) for merges in (False, True)]
-    if rules not in usual:
-        raise PageError("the tokenizer divides texts into words by rules of its own, which the page doesn't have")
-    special = {token["content"]: token["id"] for token in state["added_tokens"]}
-    control = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token}
-    if others := sorted(special.keys() - control):
-        raise PageError(f"the page doesn't read added tokens, and the tokenizer has {', '.join(others[:3])}")
-    if not tokenizer.split_special_tokens or tokenizer("")["input_ids"] != [tokenizer.eos_token_id]:
-        raise PageError("the page reads texts with </s> at their end alone, and special tokens in them as plain text")
-    if len(tokenizer) > min(config.vocab_size, config.target_vocab_size):
-        raise PageError(f"the tokenizer has {len(tokenizer):,} tokens, more than the model; give the model's own")
-    ids = list(range(max(config.vocab_size, config.target_vocab_size)))  # the model may have more than the tokenizer
-    return {
-        "pieces": [token or "" for token in tokenizer.convert_ids_to_tokens(ids)],
-        "shown": tokenizer.readable_pieces(ids),
-        "merges": [" ".join(merge) for merge in state["model"]["merges"]],
-        "letters": [LETTER_OF_BYTE[byte] for byte in range(256)],
-        "special": sorted(special.values()),
-        "end": tokenizer.eos_token_id,
-        "merges_punctuation": rules == usual[True],
-    }
-
-
-def _rules(backend: Any) -> dict[str, Any]:
-    state = json.loads(backend.to_str())
-    return {part: state[part] for part in ("normalizer", "pre_tokenizer", "decoder")}
+    barred = [*plan.barred, *(token for one in plan.barred_words for token in one)]
+    return {**fields, "length_penalty": float(plan.length_penalty), "is_gnmt": is_gnmt, "barred": barred}
 
 
 def _weights(model: PreTrainedModel, quantization: Quantization) -> dict[str, Any]:

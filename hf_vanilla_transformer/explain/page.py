@@ -16,8 +16,8 @@ from .contents import Quantization, contents_of, lines_of_code
 FOLDER = Path(__file__).with_name("page")
 # In an order in which each module comes after those that it imports.
 MODULES = (
-    "tensor", "model", "checkpoint", "search", "tokenizer", "dom", "links", "layers", "tree", "compare", "app",
-    "attention", "tour", "main",
+    "tensor", "model", "checkpoint", "search", "pieces", "tokenizer", "dom", "links", "layers", "tree", "compare",
+    "app", "attention", "tour", "main",
 )  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def model_page(
     The HTML needs no server and loads nothing. The title is shown at the top, and the first of the `examples` at the
     beginning; `language` is that of the page's texts, "en" or "zh". Models and errors are those of `contents_of`.
     """
-    return page(title, {**contents_of(model, tokenizer, quantization), "examples": list(examples)}, language)
+    return page(title, contents_of(model, tokenizer, quantization, examples), language)
 
 
 def page(title: str, data: Mapping[str, Any], language: str = "en") -> str:

@@ -1,4 +1,7 @@
-"""Describes a checkpoint by its files: nothing is computed with its weights, and none of its code runs."""
+"""Describes a checkpoint by its files: nothing is computed with its weights, and none of its code runs.
+
+`interop.describe` describes models in CTranslate2's format, too.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,8 +12,8 @@ from transformers import PreTrainedConfig
 
 from ..checkpoints.code import other_code
 from ..checkpoints.headers import read_json, tensors_in
-from ..checkpoints.kinds import CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, check_kind
-from ..checkpoints.loading import MODEL_TYPE, check_tokenizer, load_config, load_tokenizer, tokenizer_fingerprint
+from ..checkpoints.kinds import GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, Kind, check_kind
+from ..checkpoints.loading import check_tokenizer, load_config, load_tokenizer, tokenizer_fingerprint
 from ..data.hub_names import without_weights
 from ..errors import CheckpointError
 
@@ -23,10 +26,10 @@ NOT_DECODING = ("_from_model_config", "transformers_version")
 class TokenizerFacts:
     """A checkpoint's tokenizer."""
 
-    kind: str  # its class
+    kind: str  # its class, or its files
     size: int  # number of its tokens
     special_tokens: Mapping[str, str]  # name of each, such as "eos_token" -> its text and id, "</s> (2)"
-    fingerprint: str  # digest of its vocabulary and segmentation
+    fingerprint: str | None = None  # digest of its vocabulary and segmentation
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Description:
     """The description of a checkpoint."""
 
     name: str  # as given
+    kind: str  # its class, "VanillaTransformerForConditionalGeneration", or the format of an export
     config: Mapping[str, object]  # fields of its configuration
     parameters: Mapping[str, int]  # one of `PARTS` -> their number; tied matrices count once; empty: no weights here
     types: Sequence[str]  # of the saved tensors, as safetensors names them
@@ -53,25 +57,20 @@ def describe(name: str) -> Description:
     """Describes a checkpoint, in a folder or on the Hub, by its configuration, its weights' headers and other files.
 
     Raises:
-        CheckpointError: It is no checkpoint of this package's models, or a file is damaged.
+        CheckpointError: It is no model of transformers, or a file is damaged.
         HubError: The Hub has no such model, or it can't be reached.
     """
     folder, tensors = (Path(name), None) if Path(name).is_dir() else without_weights(name)
-    check_kind(folder)
-    kind = read_json(folder / CONFIG).get("model_type")
-    if kind != MODEL_TYPE:
-        raise CheckpointError(
-            f"{name} is a model of type {kind!r}, and only models of this package are described; `vanilla-transformer "
-            "convert` converts a Marian model"
-        )
+    kind, config = check_kind(folder, Kind.ONNX), load_config(folder)
     if tensors is None:
-        tensors = {key: entry for key, (_, entry) in tensors_in(folder).items()}
-    config = load_config(folder)
+        has_headers = kind is not Kind.ONNX and not any(folder.glob("pytorch_model*.bin"))
+        tensors = {key: entry for key, (_, entry) in tensors_in(folder).items()} if has_headers else {}
     tokenizer, problems = _tokenizer(folder, config)
     return Description(
         name=name,
+        kind=str(kind) if kind is Kind.ONNX else ", ".join(config.architectures or [config.model_type]),
         config={key: value for key, value in config.to_dict().items() if not key.startswith("_")},
-        parameters=_parts(tensors),
+        parameters=parameters_by_part(tensors),
         types=sorted({kind for kind, _ in tensors.values()}),
         saved_bytes=sum(math.prod(shape) * SIZES.get(kind, 1) for kind, shape in tensors.values()),
         tokenizer=tokenizer,
@@ -81,10 +80,12 @@ def describe(name: str) -> Description:
     )
 
 
-def _parts(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, int]:
+def parameters_by_part(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, int]:
+    """Counts the numbers in tensors, which are given with their types and shapes, by `PARTS`."""
     parts = dict.fromkeys(PARTS, 0)
     for name, (_, shape) in tensors.items():
-        stack = "embeddings" if ".embed_" in name else name.removeprefix("model.").partition(".")[0]
+        is_embedding = ".embed" in name or "shared." in name
+        stack = "embeddings" if is_embedding else name.removeprefix("model.").partition(".")[0]
         parts[stack if stack in PARTS else "output projection"] += math.prod(shape)
     return {part: number for part, number in parts.items() if number}
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 from huggingface_hub import ModelCard
@@ -74,6 +74,7 @@ class TrainingFacts:
     optimizer: str | None = None  # with its constants, for instance "Adam, beta 0.9 and 0.98, epsilon 1e-9"
     learning_rate: float | None = None  # the highest
     schedule: str | None = None  # for instance "inverse sqrt, 4,000 updates of warm-up"
+    mixture: str | None = None  # several corpora with their weights and numbers of pairs
     batch_tokens: int | None = None  # the most tokens per update on either side, padding included, on all devices
     steps: int | None = None  # number of updates
     best_step: int | None = None  # the update that the weights are of, if it isn't the last one
@@ -97,7 +98,7 @@ class RunFacts:
     name: str  # what the model is loaded by: its name on the Hub, "user/name", or a folder as `local_name` writes it
     title: str | None = None  # the card's, if it isn't the name
     task: str = TRANSLATION  # or TEXT2TEXT: other strings, such as sounds
-    config: Mapping[str, Any] = field(default_factory=dict)  # the configuration's fields, `model.config.to_dict()`
+    config: Mapping[str, object] = field(default_factory=dict)  # the configuration's fields, `model.config.to_dict()`
     parameters: int | None = None  # their number; tied ones count once
     source_language: str | None = None  # ISO 639 code, "en"
     target_language: str | None = None
@@ -118,6 +119,9 @@ class RunFacts:
     limits: str | None = None  # what the model can't do, in Markdown; a general remark follows it
     tags: Sequence[str] = ()  # the Hub's, beside those that every card has
     metadata: Mapping[str, Any] = field(default_factory=dict)  # other fields of the metadata, such as `license_name`
+
+
+Fields: TypeAlias = dict[str, Any]  # of `RunFacts`, some of them
 
 
 def is_repository(name: str) -> bool:
@@ -185,7 +189,7 @@ def weights_in(folder: Path) -> dict[str, str]:
     return {file.name: digest_of(file) for file in files}
 
 
-def said_by_author(folder: Path) -> dict[str, Any]:
+def said_by_author(folder: Path) -> Fields:
     """Returns what only a model's author can know, as fields of `RunFacts` that aren't empty; `CardError` as above."""
     saved = _saved(folder)
     said = {name: saved[name] for name in OF_AUTHOR if isinstance(saved.get(name), str | list)}
@@ -198,7 +202,7 @@ def said_by_author(folder: Path) -> dict[str, Any]:
     return said
 
 
-def said_in(data: Mapping[str, Any]) -> dict[str, Any]:
+def said_in(data: Mapping[str, object]) -> Fields:
     """Returns what an author says in a card's metadata, as fields of `RunFacts` that aren't empty."""
     single = {name: data[name] for name in ("license", "base_model") if isinstance(data.get(name), str)}
     known = {*MADE, *single, *(["pipeline_tag"] if data.get("pipeline_tag") == TRANSLATION else [])}
@@ -211,35 +215,35 @@ def said_in(data: Mapping[str, Any]) -> dict[str, Any]:
     return _stated({**single, **lists, "metadata": others})
 
 
-def origin_of(said: Mapping[str, Any]) -> dict[str, Any]:
+def origin_of(said: Fields) -> Fields:
     """Returns the base model and the licence among what an author has said: derived models have to name them."""
     metadata = {name: one for name, one in said.get("metadata", {}).items() if name in ORIGIN}
     return {**{name: one for name, one in said.items() if name in ORIGIN}, "metadata": metadata}
 
 
-def inherited(origin: str) -> dict[str, Any]:
+def inherited(origin: str) -> Fields:
     """Returns what is known of the origin of a model that was trained from another, in a folder or on the Hub."""
     if origin and Path(origin).is_dir():
         return origin_of(said_by_author(Path(origin)))
     return {"base_model": origin} if is_repository(origin) else {}
 
 
-def with_what_was_said(facts: RunFacts, said: Mapping[str, Any]) -> RunFacts:
+def with_what_was_said(facts: RunFacts, said: Fields) -> RunFacts:
     """Fills in missing facts of a new card by what `said_by_author` returns for the older one."""
     if facts.languages or facts.source_language or facts.target_language:
         said = {name: value for name, value in said.items() if "language" not in name}
     return replace(facts, **{name: value for name, value in said.items() if not getattr(facts, name)})
 
 
-def curve_of(log: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
+def curve_of(log: Iterable[Mapping[str, float]]) -> list[dict[str, float]]:
     """Returns at most ten points of the learning curve in a Trainer's `log_history`, the last one among them.
 
     Points are its evaluations, or logged losses if there are none.
     """
-    steps: dict[int, dict[str, Any]] = {}
+    steps: dict[int, dict[str, float]] = {}
     for entry in log:
-        if isinstance(entry.get("step"), int):
-            known = steps.setdefault(entry["step"], {})
+        if isinstance(step := entry.get("step"), int):
+            known = steps.setdefault(step, {})
             # Of several evaluations after one update, later ones may be of the best model.
             known.update({} if "eval_loss" in entry and "eval_loss" in known else entry)
     evaluated = [step for step, entry in steps.items() if "eval_loss" in entry]
@@ -250,17 +254,17 @@ def curve_of(log: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
     return [{name: steps[step][key] for key, name in LOGGED.items() if key in steps[step]} for step in chosen]
 
 
-def strings(value: Any) -> list[str]:
+def strings(value: object) -> list[str]:
     """Returns the strings of a field of metadata, one or a list; the language "no" is a boolean to YAML."""
     values = ["no" if one is False else one for one in (value if isinstance(value, list | tuple) else [value])]
     return [one for one in values if isinstance(one, str)]
 
 
-def _stated(values: Mapping[str, Any]) -> dict[str, Any]:
+def _stated(values: Mapping[str, object]) -> Fields:
     return {name: value for name, value in values.items() if value not in (None, (), [], {})}
 
 
-def _saved(folder: Path) -> dict[str, Any]:
+def _saved(folder: Path) -> Fields:
     try:
         return read_json(folder / FACTS) if (folder / FACTS).exists() else {}
     except CheckpointError as error:
@@ -274,7 +278,7 @@ def _task_of(folder: Path) -> str:
     return TEXT2TEXT if model.get("type") == "WordLevel" else TRANSLATION
 
 
-def _from_json(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+def _from_json(folder: Path, values: Fields) -> Fields:
     from ..metrics import Score  # sacrebleu takes half a second, and translating imports this module
 
     try:

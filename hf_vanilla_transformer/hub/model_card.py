@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path, PureWindowsPath
-from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -129,7 +128,7 @@ def _package() -> str:
     return f"[hf_vanilla_transformer]({source})" if source else "hf_vanilla_transformer"
 
 
-def architecture_rows(config: Mapping[str, Any], parameters: int | None = None) -> list[tuple[str, str]]:
+def architecture_rows(config: Mapping[str, object], parameters: int | None = None) -> list[tuple[str, str]]:
     """Describes a model's sizes in the paper's symbols, as text: labels and values, without unknown ones."""
     rows = [
         ("layers (N), encoder + decoder", _both_stacks(config, "layers")),
@@ -148,20 +147,20 @@ def architecture_rows(config: Mapping[str, Any], parameters: int | None = None) 
     return [(label, f"{one:,}" if isinstance(one, int) else str(one)) for label, one in rows if one is not None]
 
 
-def _both_stacks(config: Mapping[str, Any], name: str) -> str | int | None:
+def _both_stacks(config: Mapping[str, object], name: str) -> object:
     """The encoder's and the decoder's value, "6 + 6"; a single one if they are equal and not numbers of layers."""
     encoder, decoder = config.get(f"encoder_{name}"), config.get(f"decoder_{name}")
     if encoder is None or decoder is None:
         return None
-    return int(encoder) if encoder == decoder and name != "layers" else f"{encoder:,} + {decoder:,}"
+    return encoder if encoder == decoder and name != "layers" else f"{encoder:,} + {decoder:,}"
 
 
-def _vocabulary(config: Mapping[str, Any]) -> str | None:
+def _vocabulary(config: Mapping[str, object]) -> str | None:
     if config.get("vocab_size") is None:
         return None
     target = config.get("decoder_vocab_size")
-    source = f"{config['vocab_size']:,} tokens"
-    return f"{source}, one for both sides" if target is None else f"{source} (source), {target:,} (target)"
+    source, is_one = f"{config['vocab_size']:,} tokens", target is None or config.get(SHARED)
+    return f"{source}, one for both sides" if is_one else f"{source} (source), {target:,} (target)"
 
 
 def _number(value: float | None, form: str = ",") -> str:

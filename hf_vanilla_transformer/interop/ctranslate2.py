@@ -6,7 +6,6 @@ Importing this module registers a loader there: `TransformersConverter("outputs/
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import ctranslate2
 import torch
@@ -14,6 +13,7 @@ from ctranslate2.converters.transformers import _MODEL_LOADERS, ModelLoader, reg
 from ctranslate2.specs import attention_spec, common_spec, model_spec, transformer_spec
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..checkpoints.loading import as_list
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
@@ -271,7 +271,7 @@ def _options(stack: VanillaTransformerStack) -> dict[str, object]:
     }
 
 
-def _layers(stack: VanillaTransformerStack) -> list[Any]:
+def _layers(stack: VanillaTransformerStack) -> list[GradientCheckpointingLayer]:
     return [*stack.layers]
 
 

@@ -63,12 +63,12 @@ class Folder:
         place = (path / ARGOS_WEIGHTS).parent if (path / ARGOS_WEIGHTS).is_file() else path
         file = place.parent / ARGOS_METADATA
         is_package = file.is_file() and place.name == "model"
-        config = place / CONFIG
-        if not config.is_file() and _version(place / CT2_WEIGHTS) > LAST_WITHOUT_CONFIG:
-            raise CheckpointError(f"{config} is missing")
+        config, weights = place / CONFIG, place / CT2_WEIGHTS
+        with weights.open("rb") as opened:
+            version = int.from_bytes(opened.read(4), "little")
         return cls(
-            place / CT2_WEIGHTS,
-            read_json(config) if config.is_file() else {},
+            weights,
+            read_json(config) if config.is_file() or version > LAST_WITHOUT_CONFIG else {},
             (place, place.parent) if is_package else (place,),
             read_json(file) if is_package else {},
         )
@@ -110,6 +110,13 @@ class Folder:
         if self.prefix:
             usual["forced_bos_token_id"] = self.vocabularies[1].index(self.prefix)
         return usual
+
+    @property
+    def pair(self) -> tuple[str, str] | None:
+        """The languages of an Argos package, source and target; raises `CheckpointError` if it names none."""
+        if missing := [name for name in ("from_code", "to_code") if self.metadata and not self.metadata.get(name)]:
+            raise CheckpointError(f"{self.places[-1] / ARGOS_METADATA} has no {missing[0]}")
+        return (str(self.metadata["from_code"]), str(self.metadata["to_code"])) if self.metadata else None
 
     @property
     def prefix(self) -> str | None:
@@ -172,11 +179,6 @@ class Folder:
 
 
 # ---- model.bin ----
-def _version(file: Path) -> int:
-    with file.open("rb") as opened:
-        return int.from_bytes(opened.read(4), "little")
-
-
 def _index(opened: BinaryIO, end: int) -> dict[str, Variable]:
     """Reads the names, shapes and places of variables; an alias has the variable that it stands for."""
 

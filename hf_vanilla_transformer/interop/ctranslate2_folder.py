@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import (
     GenerationConfig,
     M2M100Tokenizer,
@@ -27,10 +26,10 @@ from ..checkpoints.kinds import TOKENIZER, TOKENIZER_CONFIG, Kind, kind_of
 from ..checkpoints.loading import load_tokenizer, without_advice
 from ..errors import CheckpointError
 from ..modeling_vanilla_transformer import sinusoidal_table
-from .ctranslate2_files import CODES, Folder, unpacked
+from .ctranslate2_files import CODES, EMBEDDINGS, Folder, unpacked
 from .interface import ConversionError, ConversionOptions, Converted, check_alike
-from .layout import POSITIONS, STACKS, Layout, from_tensors
-from .marian_npz import NEVER, PAD
+from .layout import POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors
+from .marian_npz import PAD, add_pad, with_pad
 from .segmentation import TOKENIZED_TEXT, tokenizer_of
 
 # The numbers of CTranslate2's activations.
@@ -48,15 +47,14 @@ LAYERS = {
     "feed_forward.fc2": "ffn.linear_1",
     "final_layer_norm": "ffn.layer_norm",
 }
+MATRICES = (*(name.replace("/", ".") for name in EMBEDDINGS), "decoder.projection.weight")
 NAMES: dict[str, str | float] = {
+    **dict(zip((SOURCE, TARGET), MATRICES, strict=False)),
     **{f"{stack}.layers.*.{ours}": f"{stack}.layer_*.{theirs}" for stack in STACKS for ours, theirs in LAYERS.items()},
     **{f"{stack}.layer_norm": f"{stack}.layer_norm" for stack in STACKS},
     **{table: f"{stack}.position_encodings.encodings" for stack, table in zip(STACKS, POSITIONS, strict=True)},
-    "encoder.embed_tokens.weight": "encoder.embeddings_0.weight",
-    "decoder.embed_tokens.weight": "decoder.embeddings.weight",
     "lm_head": "decoder.projection",
 }
-MATRICES = ("encoder.embeddings_0.weight", "decoder.embeddings.weight", "decoder.projection.weight")
 BIAS = "decoder.projection.bias"
 # Numbers that are read here, or mean nothing to this model; any other is refused unless it is 0.
 KNOWN = {"num_heads", "pre_norm", "activation", "scale_embeddings", "multiply_by_sqrt_depth", "head_dim"}
@@ -87,7 +85,7 @@ def _load(folder: Folder, options: ConversionOptions) -> Converted:
         raise ConversionError("add_source_bos is true in its config.json, and no tokenizer here begins sources so")
     tensors = _tensors(folder)
     if folder.starts_from_zeros:
-        pad = _add_pad(tensors)
+        pad = add_pad(tensors, MATRICES, BIAS)
     elif shared := [n for n, one in enumerate(target) if one in ("<pad>", "<blank>") and source[n : n + 1] == [one]]:
         pad = shared[0]
     else:
@@ -100,13 +98,13 @@ def _load(folder: Folder, options: ConversionOptions) -> Converted:
     )
     settings = {"gnmt_length_penalty": None, **folder.decoding, **model.config.decoding_tokens}
     model.generation_config = GenerationConfig.from_dict(settings)
-    tokenizer = None
+    tokenizer: PreTrainedTokenizerBase | None = None
     if options.with_tokenizer:
         files = folder.tokenizer_files()
-        tokenizer = of_transformers(folder, files[0]) or _of_vocabularies(folder, files, pad)
+        is_theirs = folder.is_of_transformers(files[0])
+        tokenizer = of_transformers(folder, files[0]) if is_theirs else _of_vocabularies(folder, files, pad)
         notes += (TOKENIZED_TEXT,) * (files[0].name in CODES)
-    languages = [folder.metadata[name] for name in ("from_code", "to_code") if name in folder.metadata]
-    return Converted(model, tokenizer, {"language": languages} if languages else {}, notes=notes)
+    return Converted(model, tokenizer, {"language": [*folder.pair]} if folder.pair else {}, notes=notes)
 
 
 # ---- Tensors ----
@@ -142,16 +140,6 @@ def _check(folder: Folder) -> None:
             raise ConversionError(f"the model can't be converted: {name} is {one.value:g}, not 0")
         if name.endswith("/gamma") and name.replace("gamma", "beta") not in folder.variables:
             raise ConversionError(f"the model can't be converted: it has RMSNorm ({name})")
-
-
-def _add_pad(tensors: dict[str, Tensor]) -> int:
-    """Adds the token that begins translations to all vocabularies, with zeros; returns its id."""
-    pad = max(len(tensors[name]) for name in MATRICES)
-    bias = tensors.get(BIAS, torch.zeros(len(tensors[MATRICES[2]])))
-    tensors[BIAS] = F.pad(bias, (0, pad + 1 - len(bias)), value=NEVER)
-    for name in MATRICES:
-        tensors[name] = F.pad(tensors[name], (0, 0, 0, pad + 1 - len(tensors[name])))
-    return pad
 
 
 def _layout(folder: Folder, tensors: dict[str, Tensor], pad: int) -> Layout:
@@ -198,16 +186,14 @@ def _fields(folder: Folder, stack: str, width: int) -> dict[str, Any]:
 
 
 # ---- Tokenizer ----
-def of_transformers(folder: Folder, file: Path) -> PreTrainedTokenizerBase | None:
-    """Opens a tokenizer.json, or M2M100's SentencePiece model; None for any other file."""
+def of_transformers(folder: Folder, file: Path) -> PreTrainedTokenizerBase:
+    """Opens a tokenizer.json, or M2M100's SentencePiece model."""
     settings, tokens = folder.settings, folder.vocabularies[1]
     if file.name == TOKENIZER:
         if file.with_name(TOKENIZER_CONFIG).is_file():
             return load_tokenizer(file.parent)
         special = {f"{name}_token": settings[f"{name}_token"] for name in ("bos", "eos", "unk")}
         return PreTrainedTokenizerFast(tokenizer_file=str(file), **special)
-    if not folder.is_of_transformers(file):
-        return None
     if not folder.languages[0].startswith("__"):  # transformers would read languages as <unk>
         raise CheckpointError(
             f"{file} isn't enough for NLLB: add the original model's {TOKENIZER}; or --tokenizer NAME"
@@ -219,11 +205,7 @@ def of_transformers(folder: Folder, file: Path) -> PreTrainedTokenizerBase | Non
 
 def _of_vocabularies(folder: Folder, files: tuple[Path, Path], pad: int) -> PreTrainedTokenizerBase:
     """Makes the tokenizer of SentencePiece models or codes: Marian's, whose sources end, or a dictionary's."""
-    size = max(map(len, folder.vocabularies)) if folder.starts_from_zeros else 0
-    source, target = (
-        [*own, *(f"<unused {n}>" for n in range(len(own), size)), *[PAD][: folder.starts_from_zeros]]
-        for own in folder.vocabularies
-    )
+    source, target = (with_pad(own, pad) if folder.starts_from_zeros else own for own in folder.vocabularies)
     special = {f"{one}_token": folder.settings[f"{one}_token"] for one in ("eos", "unk")} | {"pad_token": target[pad]}
     special |= {"bos_token": folder.prefix} if folder.prefix else {}
     with tempfile.TemporaryDirectory() as place:

@@ -3,7 +3,8 @@
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from ..checkpoints.files import check_new_folder, new_folder
 from ..errors import first_line, install
@@ -22,7 +23,7 @@ def export(
     to: str,
     tokenizer: "PreTrainedTokenizerBase",
     source: str | Path | None = None,
-    **options: Any,
+    **options: object,
 ) -> list[str]:
     """Writes a model in another system's format, as `vanilla-transformer export` does.
 
@@ -70,7 +71,7 @@ def writer_of(to: str) -> Callable[..., list[str]]:
     return write
 
 
-def _module(name: str) -> Any:
+def _module(name: str) -> ModuleType:
     """Imports a module of this folder when it is needed, as commands have to begin at once."""
     return importlib.import_module(f".{name}", __package__)
 

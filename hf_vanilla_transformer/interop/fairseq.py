@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 from transformers import GenerationConfig
@@ -116,7 +115,7 @@ def _generation_config(settings: Settings, config: VanillaTransformerConfig) -> 
 
 
 # ---- Settings ----
-def settings_of(checkpoint: Settings) -> dict[str, Any]:
+def settings_of(checkpoint: Settings) -> Settings:
     """Returns the model's settings under the names of the command line, from `args` or, since 0.10, from `cfg`."""
     config = checkpoint.get("cfg")
     model = fields_of(config.get("model")) if isinstance(config, Mapping) else {}

@@ -40,42 +40,25 @@ class ConversionError(ValueError):
 
 @dataclass(frozen=True)
 class ConversionOptions:
-    """Options of a conversion.
+    """Options of a conversion."""
 
-    Attributes:
-        mapping: A YAML file with the layout, or the name of one that comes with the package.
-        with_tokenizer: Whether a tokenizer is made.
-        revision: Branch, tag or commit on the Hub.
-        local_files_only: Whether a name on the Hub is only looked for among the files of earlier downloads.
-        vocab: Files with the vocabularies of a model that comes without them (Marian's .npz): one, or two.
-        check: A file with ids and the original's logits for them, to compare with; docs/interop.md has its entries.
-    """
-
-    mapping: str | Path | None = None
+    mapping: str | Path | None = None  # a YAML file with the layout, or the name of one that comes with the package
     with_tokenizer: bool = True
-    revision: str | None = None
-    local_files_only: bool = False
-    vocab: tuple[str | Path, ...] = ()
-    check: str | Path | None = None
+    revision: str | None = None  # branch, tag or commit on the Hub
+    local_files_only: bool = False  # a name on the Hub is only looked for among the files of earlier downloads
+    vocab: tuple[str | Path, ...] = ()  # vocabularies of a model that has none (Marian's .npz): one file, or two
+    check: str | Path | None = None  # a file with ids and the original's logits (docs/interop.md), to compare with
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A model of another system, converted to this package's.
+    """A model of another system, converted to this package's."""
 
-    Attributes:
-        model: In evaluation mode, in the type of its weights.
-        tokenizer: Its tokenizer; None: there is none.
-        metadata: The metadata of its card, if it has one.
-        base_model: Its name on the Hub; None: it is a file or folder.
-        notes: What isn't exact, and by how much, and what is missing.
-    """
-
-    model: VanillaTransformerForConditionalGeneration
+    model: VanillaTransformerForConditionalGeneration  # in evaluation mode, in the type of its weights
     tokenizer: PreTrainedTokenizerBase | None = None
-    metadata: Mapping[str, object] = field(default_factory=dict)
-    base_model: str | None = None
-    notes: tuple[str, ...] = ()
+    metadata: Mapping[str, object] = field(default_factory=dict)  # of its card, if it has one
+    base_model: str | None = None  # its name on the Hub; None: it is a file or folder
+    notes: tuple[str, ...] = ()  # what isn't exact, and by how much, and what is missing
 
 
 def check_options(
@@ -141,13 +124,15 @@ def check_distance(difference: float, kind: str, end: str = "") -> float:
 
 def table_of(stack: VanillaTransformerStack, rows: int) -> Tensor:
     """Returns a stack's positions as a table, (positions, d_model); one of sinusoids gets this number of rows."""
-    positions: Any = stack.embed_positions
-    return positions.weight if isinstance(positions, nn.Embedding) else sinusoidal_table(rows, *positions.layout)
+    positions = stack.embed_positions
+    if isinstance(positions, SinusoidalPositions):
+        return sinusoidal_table(rows, *positions.layout)
+    return positions.get_parameter("weight")
 
 
 def in_float32(model: VanillaTransformerForConditionalGeneration) -> VanillaTransformerForConditionalGeneration:
     """Returns a copy on the CPU in float32, with sinusoids that the model's own type hasn't rounded."""
-    exact: Any = copy.deepcopy(model).cpu().float().eval()
+    exact = copy.deepcopy(model).cpu().float().eval()
     for stack in (exact.model.encoder, exact.model.decoder):
         if isinstance(stack.embed_positions, SinusoidalPositions):
             stack.embed_positions = SinusoidalPositions(exact.config)

@@ -5,7 +5,6 @@ Sources end with the end-of-sentence token, targets begin with that of their sta
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ..tokenization_dictionary import SEPARATOR, DictionaryTokenizer
 from .interface import ConversionError, ConversionOptions, Converted, Settings, check_alike, check_options
@@ -41,7 +40,7 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
 # alpha is the weight of a sub-layer's input when its output is added.
 WANTED = {"type": ("transformer",), "alpha": (1,), "activation": tuple(ACTIVATIONS)}
 # JoeyNMT's own defaults.
-DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, Settings] = {
     "encoder": {"type": "recurrent", "num_heads": 4, "alpha": 1.0, "activation": "relu", "dropout": 0.1},
     "decoder": {"type": "transformer", "num_heads": 8, "alpha": 1.0, "activation": "relu", "layer_norm": "post"},
 }
@@ -107,13 +106,13 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
 
 
 # ---- Files ----
-def _config(folder: Path) -> dict[str, Any]:
+def _config(folder: Path) -> Settings:
     file = folder / "config.yaml"
     config = parse_yaml(read_text(file), file)
     if isinstance(config, dict):
         config = {"data": {}, **config, "testing": config.get("testing") or {}}
     for path in ("model.encoder.embeddings", "model.decoder", "data", "testing"):
-        section: Any = config
+        section = config
         for name in path.split("."):
             section = section.get(name) if isinstance(section, dict) else None
         if not isinstance(section, dict):
@@ -136,7 +135,7 @@ def _vocabulary(folder: Path, config: Settings, side: str, special: Special) -> 
     return tokens
 
 
-def _side(config: Settings, side: str) -> dict[str, Any]:
+def _side(config: Settings, side: str) -> Settings:
     section = config["data"].get(side)
     return section if isinstance(section, dict) else {}
 

@@ -18,7 +18,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property, partial, reduce
-from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -46,29 +45,19 @@ ROUNDING = 2.0**-22
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How another system lays out the model.
+    """How another system lays out the model."""
 
-    Attributes:
-        names: This model's names -> theirs, or a constant; see above.
-        fields: Fields of this model's configuration that the tensors don't tell.
-        ignored: Names, with `*` for anything, of tensors that carry nothing.
-        required: This model's names, with `*` for anything, of biases that can't be missing.
-        stacking: How several matrices are stacked in one of theirs: "blocks", one behind the other, or "heads", those
-            of the first head, those of the second, and so on.
-        attention_scale: What scores are multiplied by; None: 1 / sqrt(d_k).
-        unbiased_norm: Whether LayerNorm is gain (x - mean) / (std + eps) + bias, with the standard deviation's
-            unbiased estimate.
-        first_position: The row of a positional table that belongs to the first token; None: row 0, in a table without
-            rows of zeros.
-    """
-
-    names: Mapping[str, str | float]
-    fields: Settings = dataclasses.field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
-    required: tuple[str, ...] = ()
+    names: Mapping[str, str | float]  # this model's -> theirs, or a constant; see above
+    fields: Settings = dataclasses.field(default_factory=dict)  # of this model's configuration that no tensor tells
+    ignored: tuple[str, ...] = ()  # names, with `*` for anything, of tensors that carry nothing
+    required: tuple[str, ...] = ()  # this model's names, with `*` for anything, of biases that can't be missing
+    # How several matrices are stacked in one of theirs: "blocks", one behind the other, or "heads", those of the first
+    # head, those of the second, and so on.
     stacking: str = "blocks"
-    attention_scale: float | None = None
+    attention_scale: float | None = None  # what scores are multiplied by; None: 1 / sqrt(d_k)
+    # Whether LayerNorm is gain (x - mean) / (std + eps) + bias, with the standard deviation's unbiased estimate.
     unbiased_norm: bool = False
+    # The row of a positional table that belongs to the first token; None: row 0, in a table without rows of zeros.
     first_position: int | None = None
 
 
@@ -233,7 +222,7 @@ def _check_tokens(config: VanillaTransformerConfig) -> None:
                 raise ConversionError(f"{name} is {number}, and the target vocabulary has {rows:,} tokens, from 0 up")
 
 
-def _sizes(theirs: _NamedTensors) -> dict[str, Any]:
+def _sizes(theirs: _NamedTensors) -> dict[str, int]:
     """Returns the fields of the configuration that tensors tell: sizes, biases, and which matrices are one."""
     known, rows = theirs.known, theirs.rows
     words = rows(SOURCE)
@@ -244,7 +233,7 @@ def _sizes(theirs: _NamedTensors) -> dict[str, Any]:
             "has a row in both: insert the missing rows into the state dict, zeros at the ids that lack one. If these "
             "are the output's, give them a bias of -10000, so that they are never chosen"
         )
-    fields: dict[str, Any] = {
+    fields = {
         "d_model": theirs.tensors[known[SOURCE].theirs[0]].shape[-1],
         "vocab_size": words,
         "decoder_vocab_size": rows(target),
@@ -294,7 +283,7 @@ def _table(theirs: _NamedTensors, parameter: str, d_model: int) -> Tensor:
     return table[first:]
 
 
-def _positions(tables: Sequence[Tensor], fields: Settings) -> dict[str, Any]:
+def _positions(tables: Sequence[Tensor], fields: Settings) -> dict[str, object]:
     """Tells which sinusoids the tables are; any others are learned positions, with an end."""
     wanted = fields.get("position_encoding")
     for encoding in POSITION_ENCODINGS[:-1] if wanted is None else [wanted]:

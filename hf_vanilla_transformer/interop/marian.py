@@ -13,13 +13,13 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from torch import Tensor
 from transformers import GenerationConfig, MarianMTModel, MarianTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
 from ..checkpoints.headers import read_json
@@ -29,7 +29,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
 from ..hub.facts import CARD, load_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .interface import ConversionError, ConversionOptions, Converted
+from .interface import ConversionError, ConversionOptions, Converted, Settings
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
 
 logger = logging.get_logger(__name__)
@@ -44,7 +44,7 @@ SAME_FIELDS = (
 ALWAYS = {"attention_bias": True, "output_bias": True, "layer_norm_eps": 1e-5}
 PRE_NORM = {**ALWAYS, "norm_position": "pre", "final_layer_norm": True}
 # What each class of transformers has, by its model_type.
-FIXED_FIELDS: dict[str, dict[str, Any]] = {
+FIXED_FIELDS: dict[str, Settings] = {
     "marian": {**ALWAYS, "position_encoding": "marian"},
     "fsmt": {**ALWAYS, "position_encoding": "fairseq", "output_bias": False},
     "pegasus": {**PRE_NORM, "position_encoding": "marian"},
@@ -175,7 +175,9 @@ def _compare_special(tokenizer: MarianTokenizer, source: Mapping[str, int], targ
 
 
 # ---- Model ----
-def _load(source: str, folder: Path, with_tokenizer: bool) -> tuple[VanillaTransformerForConditionalGeneration, Any]:
+def _load(
+    source: str, folder: Path, with_tokenizer: bool
+) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase | None]:
     """Makes model and tokenizer of the files in a folder; `source` is what the user calls it."""
     try:
         system = read_json(folder / CONFIG).get("model_type")
@@ -195,7 +197,7 @@ def _load(source: str, folder: Path, with_tokenizer: bool) -> tuple[VanillaTrans
 
 
 def _build(
-    marian: Any, tensors: dict[str, Tensor], generation_config: GenerationConfig
+    marian: PreTrainedConfig, tensors: dict[str, Tensor], generation_config: GenerationConfig
 ) -> VanillaTransformerForConditionalGeneration:
     """Makes the model of a configuration, of tensors and settings of decoding."""
     model = from_tensors(tensors, layout_of(marian, tensors))
@@ -207,13 +209,13 @@ def _build(
     return model
 
 
-def layout_of(marian: Any, tensors: Mapping[str, Tensor]) -> Layout:
+def layout_of(marian: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> Layout:
     """Returns the layout of a checkpoint."""
     for stack in STACKS:
         if drop := getattr(marian, f"{stack}_layerdrop"):
             raise ConversionError(f"{stack}_layerdrop is {drop}; there is no layer drop here")
     kind = FIXED_FIELDS[marian.model_type]
-    fields = {name: getattr(marian, name) for name in SAME_FIELDS if hasattr(marian, name)} | kind
+    fields = {**{name: getattr(marian, name) for name in SAME_FIELDS if hasattr(marian, name)}, **kind}
     if marian.model_type == "fsmt":
         matrices = (tensors[f"model.{name}"] for name in (SOURCE, TARGET))
         one = marian.src_vocab_size == marian.tgt_vocab_size and torch.equal(*matrices)

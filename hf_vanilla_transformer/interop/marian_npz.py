@@ -9,16 +9,16 @@ import json
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import sentencepiece
 import torch
 import yaml
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -58,6 +58,9 @@ NOT_IN_YAML = re.compile(
     r"[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]|[\x85\u2028\u2029] *"
 )
 PRIVATE = range(0xF0000, 0x10FFFE)  # Unicode's characters without a meaning
+# Matrices with a row for each token, those of the target behind the source's.
+MATRICES = ("encoder_Wemb", "Wemb", "decoder_ff_logit_out_Wt", "decoder_ff_logit_out_W", "decoder_Wemb")
+OUTPUT_BIAS = "decoder_ff_logit_out_b"
 SPECIAL_TOKENS = {"pad_token": PAD, "eos_token": END, "unk_token": UNKNOWN}
 NOTES = (
     "Marian has no start token: <pad>, an added token with a vector of zeros, begins translations",
@@ -78,7 +81,8 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
     tensors = {name: _tensor(name, value) for name, value in arrays.items() if not name.startswith("special:")}
     if "Wpos" in tensors:
         raise ConversionError(f"{file} has trained positions (Wpos), which aren't supported")
-    pad = _add_pad(tensors)
+    matrices = [name for name in MATRICES if name in tensors]
+    pad = add_pad(tensors, matrices, OUTPUT_BIAS)
     model = from_tensors(tensors, _layout(settings, tensors, pad))
     model.generation_config.update(num_beams=12, length_penalty=BETA, early_stopping=True, gnmt_length_penalty=None)
     if options.with_tokenizer and not options.vocab:
@@ -90,7 +94,7 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
 
 
 # ---- The file ----
-def _arrays(file: Path) -> dict[str, Any]:
+def _arrays(file: Path) -> dict[str, NDArray[np.generic]]:
     try:
         with np.load(file, allow_pickle=False) as opened:
             return {name: opened[name] for name in opened.files}
@@ -98,7 +102,7 @@ def _arrays(file: Path) -> dict[str, Any]:
         raise ConversionError(f"{file} can't be read as .npz ({first_line(error)})") from error
 
 
-def _settings(arrays: Settings, file: Path) -> dict[str, Any]:
+def _settings(arrays: Mapping[str, NDArray[np.generic]], file: Path) -> Settings:
     if OPTIONS_INSIDE not in arrays:
         raise ConversionError(f"{file} isn't Marian's: it has no {OPTIONS_INSIDE}; 8-bit .bin files can't be opened")
     settings = parse_yaml(arrays[OPTIONS_INSIDE].tobytes().rstrip(b"\0"), f"{file}: {OPTIONS_INSIDE}")
@@ -108,7 +112,7 @@ def _settings(arrays: Settings, file: Path) -> dict[str, Any]:
     return settings
 
 
-def _tensor(name: str, value: Any) -> Tensor:
+def _tensor(name: str, value: NDArray[np.generic]) -> Tensor:
     """A tensor in PyTorch's orientation: Marian's matrices are (in, out), but for those of tokens."""
     tensor = torch.from_numpy(np.array(value))
     if len(tensor) == 1 and not name.endswith(("Wemb", "_Wt")):
@@ -116,17 +120,22 @@ def _tensor(name: str, value: Any) -> Tensor:
     return tensor if name.endswith(("Wemb", "_Wt")) else tensor.T.contiguous()
 
 
-def _add_pad(tensors: dict[str, Tensor]) -> int:
-    """Adds the token that begins translations to all vocabularies, with zeros; returns its id."""
-    matrices = [name for name in tensors if name.endswith(("Wemb", "logit_out_Wt", "logit_out_W"))]
+def add_pad(tensors: dict[str, Tensor], matrices: Sequence[str], bias: str) -> int:
+    """Adds the token that begins translations to all vocabularies, with zeros; returns its id.
+
+    The last of the matrices is the target's, with a row for each number of the output's bias.
+    """
     pad = max(len(tensors[name]) for name in matrices)
+    own = tensors[bias] if bias in tensors else torch.zeros(len(tensors[matrices[-1]]))
+    tensors[bias] = F.pad(own, (0, pad + 1 - len(own)), value=NEVER)
     for name in matrices:
         tensors[name] = F.pad(tensors[name], (0, 0, 0, pad + 1 - len(tensors[name])))
-    bias = tensors.get("decoder_ff_logit_out_b", torch.zeros(0))
-    rows = len(bias) or next((len(tensors[n]) - 1 for n in ("decoder_Wemb", "Wemb") if n in tensors), pad)
-    bias = bias if len(bias) else torch.zeros(rows)
-    tensors["decoder_ff_logit_out_b"] = F.pad(bias, (0, pad + 1 - len(bias)), value=NEVER)
     return pad
+
+
+def with_pad(tokens: Sequence[str], pad: int) -> list[str]:
+    """Returns a vocabulary with that token."""
+    return [*tokens, *(f"<unused {n}>" for n in range(len(tokens), pad)), PAD]
 
 
 # ---- The model ----
@@ -163,7 +172,7 @@ def _layout(settings: Settings, tensors: Mapping[str, Tensor], pad: int) -> Layo
 
 def _names(has_final: bool, suffix: str) -> dict[str, str | float]:
     """The table of names but the embeddings' and the output's; `suffix` ends those of the norms in layers."""
-    names: dict[str, str | float] = {"lm_head.bias": "decoder_ff_logit_out_b"}
+    names: dict[str, str | float] = {"lm_head.bias": OUTPUT_BIAS}
     for stack, (kind, (map_, norm)) in itertools.product(STACKS, KINDS.items()):
         ours, theirs = f"{stack}.layers.*", f"{stack}_l{{n+1}}"
         for part, there in ATTENTIONS[: 1 + (stack == "decoder")]:
@@ -190,7 +199,7 @@ def _tokenizer(files: list[Path], pad: int) -> DictionaryTokenizer:
                 f"{file} isn't the vocabulary of this model: it has {len(own):,} tokens for {pad:,} rows, or {END} "
                 f"isn't the first or {UNKNOWN} missing"
             )
-    filled = [[*own, *(f"<unused {n}>" for n in range(len(own), pad)), PAD] for own in tokens]
+    filled = [with_pad(own, pad) for own in tokens]
     models = files if all(file.suffix == ".spm" for file in files) else (None, None)
     return tokenizer_of(files[0].parent, filled, SPECIAL_TOKENS, files=models)
 
@@ -227,8 +236,8 @@ def _entries(text: str) -> list[tuple[str, int]]:
     marks = {one: next(free) for one in {one[0] for one in NOT_IN_YAML.findall(text)}}
     marked = NOT_IN_YAML.sub(lambda one: marks[one[0][0]], text)
     node = yaml.compose(marked, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
-    pairs: Any = node.value if isinstance(node, yaml.MappingNode) else [[None]]
-    if not all(isinstance(one, yaml.ScalarNode) for pair in pairs for one in pair):
+    is_mapping = isinstance(node, yaml.MappingNode)
+    if not is_mapping or not all(isinstance(one, yaml.ScalarNode) for pair in node.value for one in pair):
         raise ValueError("it isn't a mapping of tokens to ids")
     back = {ord(mark): one for one, mark in marks.items()}
-    return [(key.value.translate(back), int(value.value)) for key, value in pairs]
+    return [(key.value.translate(back), int(value.value)) for key, value in node.value]

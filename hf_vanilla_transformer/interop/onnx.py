@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import onnxscript  # noqa: F401  # torch.onnx imports it too late for a good error
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from onnx_ir.passes import Sequential, common
+from onnxruntime import InferenceSession
 from torch import Tensor, nn
 from transformers import EncoderDecoderCache, PreTrainedTokenizerBase
 
@@ -36,6 +37,7 @@ KINDS = ("decoder.key", "decoder.value", "encoder.key", "encoder.value")
 LARGEST = 1_500_000_000  # bytes of weights in a graph; more are in a file beside it, as protobuf ends at 2 GB
 SPAN = 512  # rows of each of the two tables of sinusoids; together they are as large as one of 1,024 positions
 Progress = Callable[[str], object]  # is told what is done next
+Arrays = dict[str, NDArray[np.generic]]
 # A branch has no weights of its own, and none of its names is also one of the graph around it.
 SHARE = Sequential(
     common.LiftSubgraphInitializersToMainGraphPass(), common.DeduplicateInitializersPass(LARGEST), common.NameFixPass()
@@ -76,7 +78,7 @@ def write_onnx(
 def write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Path, progress: Progress) -> None:
     """Writes both graphs into a folder; raises `ConversionError` if torch.onnx can't express them."""
     check_unquantized(model)
-    exact: Any = _eager(model)
+    exact = _eager(model)
     for stack in (exact.model.encoder, exact.model.decoder):
         if isinstance(stack.embed_positions, SinusoidalPositions):
             stack.embed_positions = Sinusoids(stack.embed_positions.layout)
@@ -197,19 +199,21 @@ def _example(model: VanillaTransformerForConditionalGeneration, sizes: Sizes) ->
     return source, mask, target[:, :longest]
 
 
-def _traced(module: nn.Module, arguments: Any, axes: dict[str, Any], outputs: list[str]) -> ir.Model:
+def _traced(
+    module: nn.Module, arguments: tuple[Tensor | list[Tensor], ...], axes: dict[str, dict[int, str]], outputs: list[str]
+) -> ir.Model:
     """Traces a module; `axes` are, by the name of an input, those that have any length."""
-    dynamic = list(axes.values())
+    dynamic: list[object] = [*axes.values()]
     if isinstance(arguments[-1], list):
         dynamic = [*dynamic[: len(arguments) - 1], dynamic[len(arguments) - 1 :]]
     options: Any = {"dynamic_shapes": tuple(dynamic), "dynamo": True, "verbose": False}
     try:
-        program: Any = torch.onnx.export(module.eval(), arguments, input_names=[*axes], output_names=outputs, **options)
+        program = torch.onnx.export(module.eval(), arguments, input_names=[*axes], output_names=outputs, **options)
     except Exception as error:  # of any class, as a model may have modules that were never traced before
         raise ConversionError(f"torch.onnx can't express the {type(module).__name__}: {first_line(error)}") from error
+    assert program is not None, "with dynamo=True"
     common.ClearMetadataAndDocStringPass()(program.model)  # stack traces of this machine
-    graph: ir.Model = program.model
-    return graph
+    return program.model
 
 
 def _merged(first_past: ir.Model, decoder_with_past: ir.Model) -> ir.Model:
@@ -256,7 +260,7 @@ def quiet() -> Iterator[None]:
 def difference(model: VanillaTransformerForConditionalGeneration, folder: Path, end: str = "") -> float:
     """Returns the distance of the logits of a folder's graphs, whose names have this end, to a model's in float32."""
     files = [str(folder / f"{name}{end}.onnx") for name in (ENCODER, DECODER)]
-    sessions = [onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]) for file in files]
+    sessions = [InferenceSession(file, providers=["CPUExecutionProvider"]) for file in files]
     exact, found = _eager(model), []
     for sizes in COMPARED:
         source, mask, target = _example(model, sizes)
@@ -272,7 +276,7 @@ def _eager(model: VanillaTransformerForConditionalGeneration) -> VanillaTransfor
     return exact
 
 
-def _logits_of_graphs(sessions: list[Any], example: tuple[Tensor, Tensor, Tensor], past: int) -> Tensor:
+def _logits_of_graphs(sessions: list[InferenceSession], example: tuple[Tensor, Tensor, Tensor], past: int) -> Tensor:
     """Computes an example's logits, (B, past + target, V): without a past, and with the one that this gives."""
     source, mask, target = (tensor.numpy() for tensor in example)
     memory = _run(sessions[0], {"input_ids": source, "attention_mask": mask})["last_hidden_state"]
@@ -288,7 +292,7 @@ def _logits_of_graphs(sessions: list[Any], example: tuple[Tensor, Tensor, Tensor
     return torch.cat(logits, dim=1)
 
 
-def _run(session: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+def _run(session: InferenceSession, inputs: Arrays) -> Arrays:
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, inputs), strict=True))
 

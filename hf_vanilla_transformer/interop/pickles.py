@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import first_line
-from .interface import ConversionError
+from .interface import ConversionError, Settings
 
 SCALAR: Any = np.float64(0).__reduce__()[0]  # what makes a NumPy number of its bytes
 
@@ -110,7 +110,7 @@ def texts_in(file: Path) -> set[str]:
         return set()
 
 
-def fields_of(value: object) -> dict[str, Any]:
+def fields_of(value: object) -> Settings:
     """Returns what a table or a Namespace has; nothing of anything else."""
     if isinstance(value, argparse.Namespace):
         return vars(value)

@@ -134,7 +134,8 @@ def _files_in(
     if len(found) == 1:
         return found[0], found[0]
     names = [(*words, *languages[n : n + 1]) for n, words in enumerate(SIDES_IN_NAMES)]
-    sides = [[file for file in found if _has_one_of(file.name, words)] for words in names]
+    parts = {file: re.split(r"[._-]", file.name.lower()) for file in found}
+    sides = [[file for file in found if not set(words).isdisjoint(parts[file])] for words in names]
     if [len(side) for side in sides] != [1, 1] or sides[0] == sides[1]:
         kind = "model" if models else "codes"
         raise ConversionError(
@@ -142,10 +143,6 @@ def _files_in(
             f"target.{kind}, or leave only one there if it is for both"
         )
     return sides[0][0], sides[1][0]
-
-
-def _has_one_of(name: str, words: tuple[str, ...]) -> bool:
-    return not set(re.split(r"[._-]", name.lower())).isdisjoint(words)
 
 
 def _is_codes(file: Path) -> bool:
@@ -174,7 +171,7 @@ def _check(dictionaries: Sequence[list[str]], special: dict[str, str]) -> None:
         )
 
 
-def _segmenter(file: Any, vocabulary: list[str] | None, special: dict[str, str]) -> dict[str, Any]:
+def _segmenter(file: str | Path, vocabulary: list[str] | None, special: dict[str, str]) -> dict[str, object]:
     """Returns what DictionaryTokenizer has of a side beside its tokens; `vocabulary`: the only pieces to give.
 
     In place of a file, `file` may be a level, "words", "word" or "char".

@@ -6,11 +6,10 @@ docs/mappings.md describes the file's entries.
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from .interface import ConversionError, ConversionOptions, Converted
+from .interface import ConversionError, ConversionOptions, Converted, Settings
 from .layout import POSITIONS, Layout, from_tensors, variants
 from .mappings import FOLDER, shipped_mappings
 from .pickles import parse_yaml, read, read_text, tensors_of
@@ -102,7 +101,7 @@ def _prefixed(names: Mapping[str, str | float], prefix: str) -> dict[str, str | 
     return {ours: prefix + theirs if isinstance(theirs, str) else theirs for ours, theirs in names.items()}
 
 
-def _entries(source: str | Path) -> dict[str, Any]:
+def _entries(source: str | Path) -> Settings:
     """Reads a mapping and those that it extends, whose entries it replaces; `names` and `config` one by one."""
     place = FOLDER / f"{source}.yaml" if str(source) in shipped_mappings() else Path(source)
     try:
@@ -140,7 +139,7 @@ def _check_name(source: str | Path, ours: object, theirs: object) -> None:
         )
 
 
-def _merged(extended: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(extended: Settings, own: Settings) -> Settings:
     """Puts a mapping's entries over those of the one that it extends; its prefix is of the latter's names alone."""
     prefix = own.get("prefix", "")
     replaced = {one for name in own.get("names", {}) for one in variants(name)}

@@ -8,7 +8,7 @@ import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -27,6 +27,7 @@ from transformers import (
     MarianTokenizer,
     PegasusConfig,
     PegasusForConditionalGeneration,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -58,8 +59,8 @@ EPSILON = 1e-5  # of LayerNorm in all of these classes
 class _Stock(NamedTuple):
     """One of transformers' classes, and what it has."""
 
-    config: Any
-    model: Any
+    config: type[PreTrainedConfig]
+    model: type[PreTrainedModel]
     has_output_bias: bool = True
     has_two_vocabularies: bool = False  # or embeddings that aren't shared
     has_table: bool = False  # a trained table of positions
@@ -266,7 +267,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def _write_tokenizer(tokenizer: Any, folder: Path, longest: int) -> None:
+def _write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, longest: int) -> None:
     """Writes a tokenizer by the names that transformers 5 and 4.57 know."""
     if type(tokenizer) is MarianTokenizer:
         tokenizer.save_pretrained(folder)

@@ -4,7 +4,6 @@ import copy
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 from onnxruntime.quantization import quantize_dynamic
@@ -95,11 +94,12 @@ def _for_javascript(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBa
     )
 
 
-def _example_of(kind: str, **options: Any) -> Tokenizer:
-    return train_tokenizer([{"source": "a", "target": "a"}], [kind], **options).backend_tokenizer
+def _example_of(kind: str, merge_punctuation: bool = True) -> Tokenizer:
+    texts = [{"source": "a", "target": "a"}]
+    return train_tokenizer(texts, [kind], merge_punctuation=merge_punctuation).backend_tokenizer
 
 
-def _parts(backend: Tokenizer) -> list[Any]:
+def _parts(backend: Tokenizer) -> list[object]:
     """All but the vocabulary."""
     parts = json.loads(backend.to_str())
     return [parts[name] for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from matplotlib import font_manager, rc_context
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 INCHES = 0.17  # of a token, so that its label doesn't touch the next one
 # matplotlib's own has no Asian script; of these, a character is drawn by the first that is installed and has it.
@@ -16,7 +17,7 @@ STYLE["font.family"] = [name for name in FONTS if name in font_manager.get_font_
 
 @rc_context(STYLE)
 def plot_attention(
-    weights: Any,
+    weights: ArrayLike | torch.Tensor,
     source_pieces: Sequence[str],
     target_pieces: Sequence[str],
     title: str = "",
@@ -48,7 +49,7 @@ def plot_attention(
     return figure
 
 
-def _checked(weights: Any, queries: int, keys: int) -> torch.Tensor:
+def _checked(weights: ArrayLike | torch.Tensor, queries: int, keys: int) -> torch.Tensor:
     """Returns the weights as float32, (heads, queries, keys)."""
     maps = torch.as_tensor(weights).detach().to(device="cpu", dtype=torch.float32)
     if maps.shape[1:] != (queries, keys) or not maps.numel():

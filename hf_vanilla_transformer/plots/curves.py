@@ -1,7 +1,6 @@
 """Learning curves; `plot_attention` can be imported from here, too. Plots need matplotlib, but no screen."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -24,7 +23,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 
 
 @rc_context(STYLE)
-def plot_training(runs: Mapping[str, Sequence[Mapping[str, Any]]], title: str = "") -> Figure:
+def plot_training(runs: Mapping[str, Sequence[Mapping[str, float]]], title: str = "") -> Figure:
     """Draws learning curves, each of `CURVES` that a log has, by updates; nothing to draw raises `ValueError`.
 
     `runs`: Name -> the Trainer's log, `trainer.state.log_history` or `log_history` of a trainer_state.json.

@@ -1,6 +1,7 @@
 """The HTTP service: LibreTranslate's API over models of `Translator`.
 
-`POST /translate`, `GET /languages`, `GET /health`, `GET /metrics`, and the API's description at `/docs`.
+`POST /translate`, `POST /detect`, `GET /languages`, `GET /health`, `GET /metrics`, a page at `/`, and the API's
+description at `/docs`.
 """
 
 import asyncio
@@ -9,7 +10,11 @@ import secrets
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from functools import cache, partial
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs
 
 from ..errors import did_you_mean, first_line, install
@@ -19,7 +24,7 @@ try:
     from fastapi import FastAPI, Request
     from fastapi.middleware.cors import CORSMiddleware
     from fastapi.middleware.trustedhost import TrustedHostMiddleware
-    from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+    from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
     from pydantic import BaseModel, Field, ValidationError
     from starlette.exceptions import HTTPException
@@ -31,10 +36,13 @@ except ImportError as error:
 from ..documents.document import open_document
 from ..documents.links import Document, Linked
 from .batcher import BATCH_TOKENS, QueueFullError
+from .detection import Detector, Guess
 from .settings import ServiceSettings
 
-Answer = dict[str, str | list[str] | list[list[str]]]
-NOT_DETECTED = "auto isn't available: no model here detects languages; give the source's code, see /languages"
+Answer = dict[str, str | list[str] | list[list[str]] | Guess | list[Guess]]
+AUTO = '<option value="auto">any language (detected)</option>'
+# The page, with its own script and nothing from elsewhere
+POLICY = "default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 # Translates the texts of a request, as `Batcher.translate` does, here or on another machine.
 AsyncTranslate = Callable[..., Awaitable[list[list[Linked]]]]
 ByPair = Mapping[tuple[str, str], AsyncTranslate]  # source and target language -> what translates
@@ -74,15 +82,24 @@ class Metrics:
         self.fill.observe(tokens / BATCH_TOKENS)
 
 
-class Fields(BaseModel):
-    """What `POST /translate` takes, as JSON or as a form: all that LibreTranslate's API has."""
+class Texts(BaseModel):
+    """What `POST /detect` takes, as JSON or as a form."""
 
     q: str | Annotated[list[str], Field(min_length=1, fail_fast=True)] = Field(description="One text or several")
+    api_key: str = ""
+
+
+class Fields(Texts):
+    """What `POST /translate` takes: all that LibreTranslate's API has."""
+
     source: str = Field(min_length=1, examples=["en"])
     target: str = Field(min_length=1, examples=["de"])
     format: Literal["text", "html"] = "text"
     alternatives: int = Field(0, ge=0, le=10)
-    api_key: str = ""
+
+
+Asked = TypeVar("Asked", bound=Texts)
+Work = Callable[[Asked, list[str]], Awaitable[object]]  # fields and texts of a request -> its answer
 
 
 def create_app(models: ByPair, settings: ServiceSettings | None = None, metrics: Metrics | None = None) -> FastAPI:
@@ -100,24 +117,28 @@ def create_app(models: ByPair, settings: ServiceSettings | None = None, metrics:
     if origins := settings.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=settings.allowed_hosts)
-    app.add_route("/", lambda request: RedirectResponse("docs"), include_in_schema=False)
+    codes = dict.fromkeys([source for source, _ in models] + [target for _, target in models])
+    detector = cache(partial(Detector, codes))  # which the first request that needs it opens
+    page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    page = page.replace("{{key}}", "" if settings.api_key else "hidden")
+    page = page.replace("{{detect}}", AUTO if find_spec("py3langid") else "")
+    show = HTMLResponse(page, headers={"Content-Security-Policy": POLICY})
+    app.add_route("/", lambda request: show, include_in_schema=False)
 
-    @app.post("/translate", openapi_extra=_DESCRIPTION, summary="Translate one text or several")
+    @app.post("/translate", openapi_extra=_described(Fields), summary="Translate one text or several")
     async def translate(request: Request) -> Response:
         with counters.request():
-            _check_site(request, settings.cors_origins)
-            try:
-                async with asyncio.timeout(settings.seconds):
-                    fields = await _fields(request)
-                    return JSONResponse(await _unless_gone(request, _translate(fields, models, settings)))
-            except ClientDisconnect as error:
-                raise HTTPException(499, "the client has closed the connection") from error
-            except TimeoutError as error:
-                raise HTTPException(504, f"not translated within {settings.seconds:g} seconds") from error
+            return await _answer(request, Fields, settings, partial(_translate, models=models, detector=detector))
+
+    @app.post("/detect", openapi_extra=_described(Texts), summary="Detect the language of a text")
+    async def detect(request: Request) -> Response:
+        async def work(fields: Texts, texts: list[str]) -> list[Guess]:
+            return detector().rank("\n".join(texts))
+
+        return await _answer(request, Texts, settings, work)
 
     @app.get("/languages", summary="List the languages")
     async def languages() -> list[dict[str, str | list[str]]]:
-        codes = dict.fromkeys([source for source, _ in models] + [target for _, target in models])
         names = {code: Locale("en").languages.get(code.replace("-", "_"), code) for code in codes}
         targets = {code: [target for source, target in models if source == code] for code in codes}
         return [{"code": code, "name": names[code], "targets": targets[code]} for code in codes]
@@ -140,7 +161,23 @@ async def _error(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
-async def _fields(request: Request) -> Fields:
+async def _answer(request: Request, asked: type[Asked], settings: ServiceSettings, work: Work[Asked]) -> Response:
+    _check_site(request, settings.cors_origins)
+    try:
+        async with asyncio.timeout(settings.seconds):
+            fields = await _fields(request, asked)
+            return JSONResponse(await _unless_gone(request, work(fields, _texts(fields, settings))))
+    except ClientDisconnect as error:
+        raise HTTPException(499, "the client has closed the connection") from error
+    except TimeoutError as error:
+        raise HTTPException(504, f"not translated within {settings.seconds:g} seconds") from error
+    except QueueFullError as error:
+        raise HTTPException(503, f"busy: {error}; try again", headers={"Retry-After": "2"}) from error
+    except (ValueError, ImportError) as error:
+        raise HTTPException(400, first_line(error)) from error
+
+
+async def _fields(request: Request, asked: type[Asked]) -> Asked:
     """Returns the fields of the query and of the body (JSON or a form); the body has precedence."""
     query, kind = _form(request.scope["query_string"]), request.headers.get("content-type", "").lower()
     if "json" in kind:
@@ -158,12 +195,12 @@ async def _fields(request: Request) -> Fields:
     if not isinstance(fields, dict):
         raise HTTPException(400, "Invalid request: the body has to be a JSON object")
     given = query | {name: value for name, value in fields.items() if value is not None}
-    if unknown := sorted(given.keys() - Fields.model_fields):
+    if unknown := sorted(given.keys() - asked.model_fields):
         name = unknown[0][:40]  # it may be as long as the body
-        hint = did_you_mean(name, Fields.model_fields)
+        hint = did_you_mean(name, asked.model_fields)
         raise HTTPException(400, f"Invalid request: unknown parameter {name!r}{hint}")
     try:
-        return Fields.model_validate(given | {"format": given.get("format") or "text"})
+        return asked.model_validate(given | {"format": given.get("format") or "text"})
     except ValidationError as error:
         problem = error.errors()[-1]  # of a union, the last says most
         name = problem["loc"][0]
@@ -183,7 +220,7 @@ def _without_lists_of_one(lists: Mapping[str, list[Any]]) -> dict[str, Any]:
     return {name: values[0] if len(values) == 1 else values for name, values in lists.items()}
 
 
-async def _unless_gone(request: Request, work: Awaitable[Answer]) -> Answer:
+async def _unless_gone(request: Request, work: Awaitable[object]) -> object:
     """Awaits an answer; cancels it and raises `ClientDisconnect` when the client closes the connection."""
 
     async def gone() -> None:
@@ -201,41 +238,43 @@ async def _unless_gone(request: Request, work: Awaitable[Answer]) -> Answer:
         leaving.cancel()
 
 
-async def _translate(fields: Fields, models: ByPair, settings: ServiceSettings) -> Answer:
-    _check_key(fields.api_key, settings.api_key)
-    texts = [fields.q] if isinstance(fields.q, str) else fields.q
-    if len(texts) > settings.texts:
-        raise HTTPException(413, f"q has {len(texts):,} texts, and the limit is {settings.texts:,}")
-    _check_size(texts, settings)
-    if fields.source == "auto":
-        raise HTTPException(400, NOT_DETECTED)
-    if (translate := models.get((fields.source, fields.target))) is None:
-        pairs = ", ".join("-".join(pair) for pair in sorted(models)[:20])
-        raise HTTPException(400, f"{fields.source} to {fields.target} is not supported; there is {pairs}")
+async def _translate(fields: Fields, texts: list[str], models: ByPair, detector: Callable[[], Detector]) -> Answer:
     is_html = fields.format == "html"
     form, do = (".html", asyncio.to_thread) if is_html else ("", _at_once)  # pages take a while
     number = fields.alternatives + 1
-    try:
-        documents = await do(lambda: [open_document(text, form, fields.target) for text in texts])
-        wanted = list(dict.fromkeys(text for document in documents for text in document.texts))
-        rows = await translate(wanted, number, source=fields.source, target=fields.target, linked=is_html)
-    except QueueFullError as error:
-        raise HTTPException(503, f"busy: {error}; try again", headers={"Retry-After": "2"}) from error
-    except ValueError as error:
-        raise HTTPException(400, first_line(error)) from error
-    found = dict(zip(wanted, rows, strict=True))
+    documents = await do(lambda: [open_document(text, form, fields.target) for text in texts])
+    guesses, sources = list[Guess](), [fields.source] * len(texts)
+    if fields.source == "auto":
+        guesses = detector().each(["\n".join(document.texts) for document in documents])
+        sources = [str(guess["language"]) for guess in guesses]
+    stays = fields.target if guesses else None  # as with LibreTranslate
+    found: dict[tuple[str, str], list[Linked]] = {}
+    for source in dict.fromkeys(sources):
+        if source == stays:
+            continue
+        if (translate := models.get((source, fields.target))) is None:
+            pairs = ", ".join("-".join(pair) for pair in sorted(models)[:20])
+            raise ValueError(f"{source} to {fields.target} is not supported; there is {pairs}")
+        own = (document.texts for document, one in zip(documents, sources, strict=True) if one == source)
+        wanted = list(dict.fromkeys(chain.from_iterable(own)))
+        rows = await translate(wanted, number, source=source, target=fields.target, linked=is_html)
+        found |= {(source, text): row for text, row in zip(wanted, rows, strict=True)}
 
-    def translations(document: Document) -> list[str]:
-        of = {text: found[text] for text in document.texts}  # some texts have fewer translations than others
+    def translations(document: Document, source: str, text: str) -> list[str]:
+        if source == stays:
+            return [text]
+        of = {text: found[source, text] for text in document.texts}  # some texts have fewer translations than others
         ranks = range(max(map(len, of.values()), default=number))
         return [document.translated({text: row[min(rank, len(row) - 1)] for text, row in of.items()}) for rank in ranks]
 
-    answers = await do(lambda: list(map(translations, documents)))
+    answers = await do(lambda: list(map(translations, documents, sources, texts)))
     best, others = [row[0] for row in answers], [row[1:] for row in answers]
     is_list = isinstance(fields.q, list)
     answer: Answer = {"translatedText": best if is_list else best[0]}
     if fields.alternatives:
         answer["alternatives"] = others if is_list else others[0]
+    if guesses:
+        answer["detectedLanguage"] = guesses if is_list else guesses[0]
     return answer
 
 
@@ -255,15 +294,23 @@ def _check_key(given: str, api_key: str | None) -> None:
         raise HTTPException(403, "Invalid API key" if given else "api_key is missing; ask who runs this service")
 
 
-def _check_size(texts: Sequence[str], settings: ServiceSettings) -> None:
+def _texts(fields: Texts, settings: ServiceSettings) -> list[str]:
+    """Returns the texts of a request that may ask for that much."""
+    _check_key(fields.api_key, settings.api_key)
+    texts = [fields.q] if isinstance(fields.q, str) else fields.q
+    if len(texts) > settings.texts:
+        raise HTTPException(413, f"q has {len(texts):,} texts, and the limit is {settings.texts:,}")
     try:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
         raise HTTPException(400, "Invalid request: q has half a surrogate pair, so it isn't Unicode") from error
     if (characters := sum(map(len, texts))) > settings.characters:
         raise HTTPException(413, f"q has {characters:,} characters, and the limit is {settings.characters:,}")
+    return texts
 
 
-_FORMS = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
-_CONTENT = {form: {"schema": Fields.model_json_schema()} for form in _FORMS}
-_DESCRIPTION = {"requestBody": {"required": True, "content": _CONTENT}}
+def _described(asked: type[Texts]) -> dict[str, Any]:
+    """Returns what /docs says of a request's body."""
+    forms = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
+    content = {form: {"schema": asked.model_json_schema()} for form in forms}
+    return {"requestBody": {"required": True, "content": content}}

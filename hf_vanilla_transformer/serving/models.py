@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
 
 from ..documents.links import Linked, linked_rows
 from ..hub.facts import said_by_author
+from ..translation.ctranslate2_folder import pair_of
 from ..translation.division import sentence_rules
 from ..translation.languages import known_languages, target_codes
 from ..translation.reading import Piece, pieces_of
@@ -29,10 +29,12 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def languages_of(name: str) -> tuple[str, str]:
-    """Returns the languages that the facts beside a model name, `model_card.json`.
+    """Returns the languages that an Argos package names, or the facts beside a model, `model_card.json`.
 
     `LanguagesError`: they don't say which is the source and which the target; `CardError`: they can't be read.
     """
+    if known := pair_of(name):
+        return known
     said = said_by_author(Path(name))
     source, target = said.get("source_language"), said.get("target_language")
     if not (source and target):
@@ -55,7 +57,7 @@ def batcher_of(
     limit = translator.source_limit()
     has_languages = bool(known_languages(tokenizer) or translator.decodes_with.tasks)
 
-    def languages(source: str, target: str) -> dict[str, Any]:
+    def languages(source: str, target: str) -> dict[str, object]:
         if has_languages:
             return {"src_lang": source, "tgt_lang": target}
         return {"tgt_lang": target} if target_codes(tokenizer) else {}

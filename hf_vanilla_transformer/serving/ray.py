@@ -8,10 +8,13 @@ In a pipeline of your own:
     data.write_parquet("out")
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..documents.files import FileJob
 from ..documents.files import translate_files as translate_here
@@ -25,9 +28,10 @@ except ImportError as error:
     raise ImportError(f"Ray isn't installed: {install('ray')}") from error
 
 BLOCKS = 1_000  # of files, at most; each takes some 40 KB of the driver's memory
+Batch = Mapping[str, NDArray[np.generic]]  # column -> values
 
 
-def connected(address: str) -> AbstractContextManager[Any]:
+def connected(address: str) -> AbstractContextManager[object]:
     """Connects to a cluster until the block ends; "local" starts one on this machine."""
     return ray.init(address, log_to_driver=False)
 
@@ -40,10 +44,10 @@ class Translate:
 
     def __init__(
         self,
-        model: str,
+        model: str | Sequence[str],
         column: str = "text",
         translation: str = TRANSLATION,
-        options: dict[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         **opening: Any,
     ) -> None:
         self.column, self.translation = column, translation
@@ -52,8 +56,8 @@ class Translate:
         self._thread = ThreadPoolExecutor(1)
         self.translator = self._thread.submit(Translator, model, **opening).result()
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Adds the translations to a batch: column -> values."""
+    def __call__(self, batch: Batch) -> dict[str, object]:
+        """Adds the translations to a batch."""
         texts = list(batch[self.column])
         return {**batch, self.translation: self._thread.submit(self.translator, texts, **self.options).result()}
 
@@ -61,11 +65,11 @@ class Translate:
 class _TranslateFiles(Translate):
     """Translates files by their numbers; an output appears when it is complete."""
 
-    def __init__(self, jobs: Sequence[FileJob], *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, jobs: Sequence[FileJob], model: str | Sequence[str], **opening: Any) -> None:
+        super().__init__(model, **opening)
         self._jobs = jobs
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, batch: Batch) -> dict[str, object]:
         """Returns what is wrong with each file, "" for none."""
         outcomes = translate_here([self._jobs[number] for number in batch["job"]], self.translator, self.options)
         return {**batch, "problem": [problem for _, problem in self._thread.submit(list, outcomes).result()]}
@@ -73,12 +77,12 @@ class _TranslateFiles(Translate):
 
 def translate_files(
     jobs: Sequence[FileJob],
-    model: str,  # as for `Translator`, on every node
+    model: str | Sequence[str],  # as for `Translator`, on every node
     *,
     actors: tuple[int, int] = (1, 1),  # models at least and at most
     cpus: int = 1,  # of each
-    options: dict[str, Any] | None = None,  # for each call of the translator
-    opening: dict[str, Any] | None = None,  # for `Translator`
+    options: Mapping[str, object] | None = None,  # for each call of the translator
+    opening: Mapping[str, object] | None = None,  # for `Translator`
 ) -> Iterator[tuple[FileJob, str]]:
     """Translates files on a cluster; Ray has to be initialized, and all nodes see the files. Leave complete ones out.
 

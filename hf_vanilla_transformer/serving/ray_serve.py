@@ -34,7 +34,7 @@ def _remote(models: DeploymentHandle, name: str) -> AsyncTranslate:
     """Returns what translates with a model on the cluster."""
     there = models.options(multiplexed_model_id=name).translate
 
-    async def translate(texts: Sequence[str], n_best: int, **options: Any) -> list[list[Linked]]:
+    async def translate(texts: Sequence[str], n_best: int, **options: object) -> list[list[Linked]]:
         response = there.remote(texts, n_best, **options)
         try:
             rows: list[list[Linked]] = await response

@@ -1,6 +1,7 @@
 """The options of a training run: three dataclasses, of the data, of the model and of the training."""
 
 import dataclasses
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -30,9 +31,13 @@ class DataArguments:
     """The corpora, and the selection of their pairs."""
 
     data_dir: str | None = _option(None, "Folder that relative file names are looked up in (default: the current one).")
-    train_source: list[str] = _list("Plain text files to train on, one sentence per line, compressed or not.")
+    train_source: list[str] = _list(
+        "Plain text files to train on, one sentence per line, compressed or not; NAME=WEIGHT gives a corpus a share."
+    )
     train_target: list[str] = _list("Their translations, line by line.")
-    train_data: list[str] = _list("Tables (.tsv, .csv, .jsonl, .parquet) to train on, or data sets on the Hub.")
+    train_data: list[str] = _list(
+        "Tables (.tsv, .csv, .jsonl, .parquet) to train on, or data sets on the Hub; NAME=WEIGHT as above."
+    )
     validation_source: list[str] = _list("Text files for the evaluations during training.")
     validation_target: list[str] = _list("Their translations.")
     validation_data: list[str] = _list("Tables or data sets on the Hub for the evaluations during training.")
@@ -51,13 +56,29 @@ class DataArguments:
     streaming: bool = _option(False, "Read the training data during training, if it is too large for the disk.")
     max_length: int = _option(256, "Leave out pairs with more tokens than this on either side.")
     max_length_ratio: float | None = _option(None, "Leave out pairs with a larger ratio of their lengths.")
+    train_weights: list[float] = field(init=False, default_factory=list)  # of texts, then of data; []: none is given
 
     def __post_init__(self) -> None:
+        weights: list[float | None] = []
+        for option in ("train_source", "train_data"):
+            divided = [self._divided(entry) for entry in getattr(self, option)]
+            setattr(self, option, [name for name, _ in divided])
+            weights += [weight for _, weight in divided]
+        if any(weight is not None for weight in weights):
+            self.train_weights = [1.0 if weight is None else weight for weight in weights]
         for part in ("train", "validation", "test"):
             source, target, data = (getattr(self, f"{part}_{kind}") for kind in ("source", "target", "data"))
             if source and not target and all(map(is_table, source)):  # both sides are there
                 setattr(self, f"{part}_source", [])
                 setattr(self, f"{part}_data", [*source, *data])
+
+    def _divided(self, entry: str) -> tuple[str, float | None]:
+        """Divides NAME=WEIGHT; a file may have such a name."""
+        name, _, weight = entry.rpartition("=")
+        if name and not Path(self._path(entry)).exists():
+            with suppress(ValueError):
+                return name, float(weight)
+        return entry, None
 
     def corpus(self, part: str) -> Corpus:
         """Returns the corpus of "train", "validation" or "test"; it is false if no source is given."""
@@ -71,6 +92,7 @@ class DataArguments:
             feature_columns=tuple(self.feature_columns),
             configuration=self.dataset_config_name,
             split=getattr(self, f"{part}_split"),
+            weights=tuple(self.train_weights) if part == "train" else (),
         )
 
     def _path(self, name: str) -> str:

@@ -20,35 +20,23 @@ NO_SYMBOL = "\ufffd"  # in a reference, for one that no translation can have
 class TranslationMetrics:
     """Scores the translations of the validation set, for `compute_metrics`, and keeps a few of them to look at.
 
-    Args:
-        tokenizer: Decodes the token ids.
-        tokenize: sacreBLEU's way to split words; "none" for text that is split already.
-        metrics: Names of `metrics.MEASURES`; without one, those of `default_measures`.
-        num_samples: How many translations to keep as samples.
-
-    Attributes:
-        samples: Of the last evaluation: (source, translation, reference); the source is empty unless the Trainer was
-            told `include_for_metrics=["inputs"]`.
-        scores: Of the last evaluation, by the names of the measures.
-
     A tokenizer of symbols has references of its known symbols; an unknown one in a reference counts as an error. Pairs
-    with the same source are one, with several references, if the Trainer gives the inputs.
-
-    Raises:
-        ValueError: When called, there is no such measure.
-        TypeError: When called, the predictions are logits.
+    with the same source are one, with several references, if the Trainer gives the inputs. When it is called, logits in
+    place of translations are a TypeError, and a measure that doesn't exist is a ValueError.
     """
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
-        tokenize: str = "13a",
-        metrics: Sequence[str] = (),
-        num_samples: int = 3,
+        tokenizer: PreTrainedTokenizerBase,  # decodes the token ids
+        tokenize: str = "13a",  # sacreBLEU's way to split words; "none" for text that is split already
+        metrics: Sequence[str] = (),  # names of `metrics.MEASURES`; without one, those of `default_measures`
+        num_samples: int = 3,  # translations to keep
     ) -> None:
         self.tokenizer = tokenizer
         self.measures = Measures.of(tokenizer, metrics, tokenize=tokenize)
         self.num_samples = num_samples
+        # Of the last evaluation: (source, translation, reference), where the source is empty unless the Trainer was
+        # told `include_for_metrics=["inputs"]`; and by the names of the measures.
         self.samples: list[tuple[str, str, str]] = []
         self.scores: dict[str, Score] = {}
 

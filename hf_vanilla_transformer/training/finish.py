@@ -64,13 +64,14 @@ def finish_run(
             if evaluation.scores[0].details:
                 say(f"{part}: {evaluation.scores[0].details}")
     write_text(folder / SCORES, json.dumps([asdict(entry) for entry in evaluations], indent=1))
+    files = [*data.train_source, *data.train_target, *data.train_data]
     on_hub = [name for name in data.train_data if is_on_hub(name)]
     facts = replace(
         facts,
         name=facts.name if args.hub_model_id or args.push_to_hub else local_name(folder),
         recipe=replace(facts.recipe, averaged_checkpoints=len(averaged) or None),
         samples=samples,
-        training_files=[*data.train_source, *data.train_target, *(one for one in data.train_data if one not in on_hub)],
+        training_files=list(dict.fromkeys(one for one in files if one not in on_hub)),
         datasets=on_hub,
         evaluations=evaluations,
     )

@@ -15,31 +15,8 @@ from transformers.integrations import get_available_reporting_integrations
 from ..data.symbols import check_kinds
 from ..errors import install
 from ..metrics import MEASURES
+from .supported import SUPPORTED
 
-# `vanilla-transformer train` is tested with these. Others have no effect on its batches, loss or evaluations, or fail
-# late, or their runs aren't the same after resuming (groups by length and persistent workers draw random numbers once).
-# Python code that uses `VanillaTransformerTrainer` isn't restricted.
-SUPPORTED = frozenset(
-    (
-        *("output_dir", "seed", "data_seed", "full_determinism"),
-        *("max_steps", "num_train_epochs", "gradient_accumulation_steps"),
-        *("per_device_train_batch_size", "per_device_eval_batch_size"),
-        *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
-        *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
-        *("bf16", "fp16", "tf32", "use_cpu", "torch_compile", "torch_compile_backend", "torch_compile_mode"),
-        *("activation_checkpointing", "activation_checkpointing_kwargs"),
-        *("gradient_checkpointing", "gradient_checkpointing_kwargs"),
-        *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor"),
-        *("ddp_backend", "ddp_timeout", "ddp_find_unused_parameters"),
-        *("logging_strategy", "logging_steps", "logging_first_step", "log_level"),
-        *("include_num_input_tokens_seen", "report_to", "run_name", "project", "trackio_space_id"),
-        *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps"),
-        *("prediction_loss_only", "predict_with_generate", "generation_max_length", "generation_num_beams"),
-        *("save_strategy", "save_steps", "save_total_limit", "save_only_model"),
-        *("load_best_model_at_end", "metric_for_best_model"),
-        *("push_to_hub", "hub_model_id", "hub_private_repo", "hub_revision"),
-    )
-)
 UNSUPPORTED = frozenset(field.name for field in fields(Seq2SeqTrainingArguments) if field.init) - SUPPORTED
 TASKS = ("translation", "text2text")
 TIED = {  # which matrices are one
@@ -171,6 +148,9 @@ def _check_together(given: Mapping[str, object], data: Any, args: Any) -> None:
         f"a sentence of max_length {data.max_length} may not fit into per_device_train_batch_tokens "
         f"{args.per_device_train_batch_tokens}; lower the one or raise the other":
             streaming and 0 < args.per_device_train_batch_tokens < data.max_length,
+        "a weight has no effect on a single corpus; leave it out": len(data.train_weights) == 1,
+        f"weights of training data are {', '.join(map('{:g}'.format, data.train_weights))}; give numbers above 0":
+            not all(0 < weight < math.inf for weight in data.train_weights),
         "feature_columns are columns of tables; give tables, or write features behind tabs":
             data.feature_columns and any(getattr(data, f"{part}_source") for part in PARTS),
         "per_device_train_batch_size has no effect on batches by tokens; set per_device_train_batch_tokens to 0 for "

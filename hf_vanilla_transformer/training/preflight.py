@@ -135,6 +135,7 @@ def measured(trainer: VanillaTransformerTrainer) -> Iterator[str]:
             share = update_flops(trainer) / seconds / (peak := peak_flops(args.device, args.bf16))
             yield f"Utilisation of the GPU (MFU): {share:.1%} of the {peak / 1e12:,.0f} TFLOP/s of products of matrices"
     yield f"Time of an update: {seconds:.3f} s, the mean of {len(others)} after the first, which took {first:.3f} s"
+    yield f"Time of all {updates:,} updates: about {seconds * updates / 60:,.1f} minutes, without evaluations"
 
 
 def update_flops(trainer: VanillaTransformerTrainer) -> float:

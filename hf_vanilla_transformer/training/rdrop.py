@@ -11,7 +11,7 @@ update, as CE alone is, so that accumulation and several processes change nothin
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -27,34 +27,29 @@ LOGITS_PER_CHUNK = 2**18  # 1 MiB in float32: half a dozen such tensors stay in 
 
 
 def rdrop_loss(
-    logits: Tensor,
-    labels: Tensor,
-    num_items_in_batch: Tensor | int | None = None,
+    logits: Tensor,  # (2N, V), the first half's and the second half's
+    labels: Tensor,  # (2N), none of them -100
+    num_items_in_batch: Tensor | int | None = None,  # targets of the complete update; None: N
     label_smoothing: float = 0.0,
     *,
-    alpha: float,
-    **kwargs: object,
+    alpha: float,  # weight of the divergences
+    **kwargs: object,  # of other losses
 ) -> Tensor:
-    """Computes the loss of N targets; only a chunk of them is ever held in float32.
-
-    Args:
-        logits: (2N, V), the first half's and the second half's.
-        labels: (2N), none of them -100.
-        num_items_in_batch: Targets of the complete update; None: N.
-        label_smoothing: eps_ls.
-        alpha: Weight of the divergences.
-        **kwargs: Arguments of other losses.
-    """
+    """Computes the loss of N targets; only a chunk of them is ever held in float32."""
     items = len(labels) // 2 if num_items_in_batch is None else num_items_in_batch
     total: Tensor = _SummedLoss.apply(logits, labels[: len(labels) // 2], label_smoothing, alpha)  # type: ignore[no-untyped-call]
     return total / torch.as_tensor(items, device=logits.device).clamp(min=1)
+
+
+class _Context(Protocol):
+    gradient: Tensor  # of the logits
 
 
 class _SummedLoss(torch.autograd.Function):
     """The loss of logits, (2N, V), summed; gradients are computed with it, so that no probabilities are kept."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, eps: float, alpha: float) -> Tensor:
+    def forward(ctx: _Context, logits: Tensor, labels: Tensor, eps: float, alpha: float) -> Tensor:
         exact, rows = torch.promote_types(logits.dtype, torch.float32), max(LOGITS_PER_CHUNK // logits.shape[-1], 1)
         total = torch.zeros((), dtype=exact, device=logits.device)
         ctx.gradient = torch.empty_like(logits)
@@ -69,7 +64,7 @@ class _SummedLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.gradient * grad_output, None, None, None
 
 

@@ -18,6 +18,7 @@ from .arguments import Arguments, DataArguments, ModelArguments, VanillaTransfor
 from .options import UNSUPPORTED, RecipeError, check_recipe
 
 RECIPES = Path(__file__).with_name("recipes")  # the package's; they have names
+WEIGHTED = ("train_source", "train_data")  # whose entries may be a mapping, of path and weight
 NULL = ("null", "~", None)  # stand for an option's default
 OPTION = re.compile(r"^--[\w-]+")  # its name
 
@@ -51,12 +52,11 @@ READERS: dict[object, Callable[[str], object]] = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declares the options of recipes to a parser; those that aren't given have no attribute, and values are text."""
     for name in FIELDS:
-        how: dict[str, Any] = {}
-        if list in TYPES[name]:
-            how = {"nargs": "+", "action": "extend"}
-        elif bool in TYPES[name]:
-            how = {"nargs": "?", "const": True}
-        parser.add_argument(_dashed(name), default=argparse.SUPPRESS, help=argparse.SUPPRESS, **how)
+        nargs = "+" if list in TYPES[name] else "?" if bool in TYPES[name] else None
+        how, const = "extend" if nargs == "+" else "store", True if nargs == "?" else None
+        parser.add_argument(
+            _dashed(name), nargs=nargs, action=how, const=const, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
 
 
 def options_of(words: Sequence[str]) -> dict[str, object]:
@@ -140,7 +140,7 @@ def _dashed(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _named(options: Mapping[Any, object], where: str = "") -> dict[str, object]:
+def _named(options: Mapping[str, object] | Mapping[object, object], where: str = "") -> dict[str, object]:
     """Returns options under the names of their fields, which may have dashes; refuses unknown ones."""
     named = {str(option).replace("-", "_"): value for option, value in options.items()}
     for name in named:
@@ -154,10 +154,12 @@ def _named(options: Mapping[Any, object], where: str = "") -> dict[str, object]:
     return named
 
 
-def _typed(name: str, value: Any) -> Any:
+def _typed(name: str, value: object) -> Any:
     """Returns a value of the type that an option has, read from text if it is text."""
     kinds = TYPES[name]
     value = os.fspath(value) if isinstance(value, os.PathLike) else list(value) if isinstance(value, tuple) else value
+    if name in WEIGHTED and isinstance(value, list):
+        value = [_with_weight(one) for one in value]
     if isinstance(value, str):
         value = [value] if list in kinds else _from_text(value, kinds)
     elif isinstance(value, dict):
@@ -166,6 +168,7 @@ def _typed(name: str, value: Any) -> Any:
         value = float(value)
     if type(value) not in kinds or (isinstance(value, list) and not all(isinstance(one, str) for one in value)):
         wanted = " or ".join(KINDS[kind] for kind in KINDS if kind in kinds)
+        wanted += ", or of mappings {path: NAME, weight: NUMBER}" if name in WEIGHTED else ""
         raise RecipeError(f"{name} is {value!r}; give {wanted}")
     choices = FIELDS[name].metadata.get("choices")
     if choices and value not in choices:
@@ -173,7 +176,15 @@ def _typed(name: str, value: Any) -> Any:
     return value
 
 
-def _from_text(value: Any, kinds: Container[object] = READERS) -> Any:
+def _with_weight(entry: object) -> object:
+    """Returns a corpus with its weight as it is given on the command line, NAME=WEIGHT."""
+    if not isinstance(entry, dict) or entry.keys() != {"path", "weight"}:
+        return entry
+    weight = _from_text(entry["weight"])
+    return f"{entry['path']}={weight}" if type(weight) in (int, float) else entry
+
+
+def _from_text(value: object, kinds: Container[object] = READERS) -> object:
     """Returns what text stands for, of the first of these kinds that can be read, else the text; of mappings alike."""
     if isinstance(value, dict):
         return {name: _from_text(one) for name, one in value.items()}

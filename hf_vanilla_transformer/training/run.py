@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -20,7 +21,16 @@ from transformers.utils import logging as transformers_logging
 from ..checkpoints.completeness import step_of
 from ..checkpoints.loading import check_tokenizer, load_config, load_model, load_tokenizer
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data.corpora import Cleaning, read_corpus, rows_with, state_of, tokenize
+from ..data.corpora import (
+    Cleaning,
+    counts_per_epoch,
+    joined,
+    mixed,
+    read_corpus,
+    rows_with,
+    state_of,
+    tokenize,
+)
 from ..data.formats import Corpus
 from ..data.symbols import reads_features, shown, train_tokenizer, unknown_ids, unknown_symbols
 from ..data.vectors import use_vectors
@@ -75,6 +85,7 @@ class Run:
         self.checkpoint: Path | None = None  # to resume from
         self.corpora: dict[str, Corpus] = {}  # of each part, once it is checked
         self.cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
+        self.mixture: str | None = None  # of corpora with weights, in words
         if dry_run:
             self.args.push_to_hub = False
 
@@ -152,6 +163,9 @@ class Run:
         in_all = None if self.checkpoint else seconds  # the time up to the checkpoint isn't known
         try:
             facts = run_facts(trainer, in_all)
+            if self.mixture:  # a pair that is repeated is one
+                pairs = None if self.data.streaming else self.cleaning.kept
+                facts = replace(facts, training_pairs=pairs, recipe=replace(facts.recipe, mixture=self.mixture))
             finish_run(trainer, facts, self.data, self.corpora, self.say, self.trust_remote_code)
         except (ValueError, OSError) as error:  # of the checkpoints or the data; a full disk, no connection to the Hub
             fix = "fix it, and give --resume to repeat what follows training"
@@ -161,7 +175,8 @@ class Run:
         """Reads and tokenizes the corpora, trains the tokenizer, builds the model and its trainer."""
         # One process per machine does the work and the others read its cache; the tokenizer is trained by one in all.
         with self.args.main_process_first(desc="reading the corpus"):
-            pairs = read_corpus(self.corpora["train"], self.data.streaming)
+            parts = [read_corpus(part, self.data.streaming) for part in self.corpora["train"].parts]
+            pairs = joined(parts)
             if self.corpora["test"]:
                 read_corpus(self.corpora["test"])  # a wrong line is an error now
             if self.main:
@@ -176,14 +191,15 @@ class Run:
                 check_tokenizer(tokenizer, config, str(self.checkpoint))
         validation = None
         with self.args.main_process_first(desc="tokenizing the corpus"):
-            train = tokenize(pairs, tokenizer, self.cleaning)
-            self._say_unknown("Training", train, tokenizer)
+            train = self._mixed(parts, tokenizer)
             if self.corpora["validation"]:
                 lines = read_corpus(self.corpora["validation"])
                 validation = by_length(tokenize(lines, tokenizer, Cleaning(sys.maxsize)))
                 self._say_unknown("Validation", validation, tokenizer)
         if not self.data.streaming:
             self.say(f"Training data: {self.cleaning}")
+        if self.mixture:
+            self.say(f"Mixture: {self.mixture}")
         model = self._model(tokenizer)
         args, names = self.args, measures_of(self.args, tokenizer)
         metrics = TranslationMetrics(tokenizer, args.bleu_tokenize, metrics=names, num_samples=args.num_samples)
@@ -200,6 +216,26 @@ class Run:
         for callback in (PrinterCallback, ProgressCallback):  # Console replaces them
             trainer.remove_callback(callback)
         return trainer
+
+    def _mixed(
+        self, parts: list[Dataset | IterableDataset], tokenizer: PreTrainedTokenizerBase
+    ) -> Dataset | IterableDataset:
+        """Tokenizes the training data, mixes corpora by their weights if they have any, and notes how."""
+        weights, seed = self.data.train_weights, self.args.seed_of_data
+        shares = [f"{weight / sum(weights):.1%} of the pairs" for weight in weights]
+        if self.data.streaming:  # mixed first: threads read the parts, and a tokenizer is for one
+            train = tokenize(mixed(parts, weights, seed), tokenizer, self.cleaning)
+        else:
+            tokenized = [tokenize(part, tokenizer, self.cleaning) for part in parts]
+            self._say_unknown("Training", joined(tokenized), tokenizer)
+            train = mixed(tokenized, weights, seed)
+            sizes = [len(part) for part in tokenized if isinstance(part, Dataset)]
+            counts = zip(sizes, counts_per_epoch(sizes, weights), strict=True) if weights else ()
+            shares = [f"{size:,} pairs, {count:,} per epoch" for size, count in counts]
+        if weights:
+            corpora = zip(self.corpora["train"].parts, weights, shares, strict=True)
+            self.mixture = "; ".join(f"{one.name}, weight {weight:g}: {share}" for one, weight, share in corpora)
+        return train
 
     def _say_unknown(self, part: str, pairs: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase) -> None:
         """Says which symbols of a corpus the tokenizer doesn't know; a stream isn't read for it."""
@@ -270,7 +306,10 @@ class Run:
             setattr(model.generation_config, option, value)
         if self.args.ddp_find_unused_parameters is None:
             self.args.ddp_find_unused_parameters = False  # every update uses all; looking for others takes time
-        self.say(f"Model: {model.num_parameters():,} parameters, vocabulary of {len(tokenizer):,}")
+        words = f"vocabulary of {len(tokenizer):,}"
+        if getattr(tokenizer, "separate_vocabs", False):
+            words = f"vocabularies of {len(tokenizer):,} (source) and {len(tokenizer.target_encoder):,} (target)"
+        self.say(f"Model: {model.num_parameters():,} parameters, {words}")
         return model
 
 

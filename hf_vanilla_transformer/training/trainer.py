@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import datasets
 import torch
@@ -32,6 +31,7 @@ from ..data.batching import TokenBudgetBatchSampler, TokenBudgetStream
 from ..data.corpora import lengths_of
 from ..data.packing import ROW_TOKENS, PackedBatchSampler, PackingCollator
 from ..engine.training import paused_shortcuts, training_shortcuts
+from ..engine.training.packing import CompileOptions
 from ..errors import CheckpointError, first_line
 from ..hub.facts import TARGET_TOKENS
 from ..metrics import Score
@@ -115,8 +115,8 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
         if is_ours and isinstance(self.processing_class, PreTrainedTokenizerBase):
             tokenizer = copy.deepcopy(self.processing_class)
-            pieces: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-            if getattr(pieces, "dropout", None):
+            pieces = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+            if pieces is not None and getattr(pieces, "dropout", None):
                 pieces.dropout = None  # it would segment a text differently each time
             self.model.config.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
 
@@ -167,7 +167,7 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
                     raise CheckpointError(f"{checkpoint} has no {name}; remove it to resume from an earlier one{fix}")
             state = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE)))
         self._updates_before = state.global_step
-        saved: Any = (state.stateful_callbacks or {}).get("EarlyStoppingCallback")
+        saved = (state.stateful_callbacks or {}).get("EarlyStoppingCallback")
         counter = saved["attributes"]["early_stopping_patience_counter"] if isinstance(saved, dict) else 0
         for callback in self._early_stopping:
             callback.early_stopping_patience_counter = counter
@@ -197,7 +197,7 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         """Creates the optimizer, after shortcuts were put into the model: in a training, it is wrapped next."""
         shortcuts = self.args.training_shortcuts and not self.args.torch_compile and not self.is_fsdp_enabled
         if self._training is not None and (shortcuts or self.args.packed):
-            options = {"backend": self.args.torch_compile_backend, "mode": self.args.torch_compile_mode}
+            options = CompileOptions(backend=self.args.torch_compile_backend, mode=self.args.torch_compile_mode)
             compiled = options if self.args.packed and self.args.torch_compile else None
             self._training.enter_context(training_shortcuts(self.model, compiled))
         self._note_tokenizer()  # `model_init` may have made another model
@@ -206,7 +206,7 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
                 parameter.requires_grad = False
         return super().create_optimizer(model)
 
-    def set_initial_training_values(self, args: Any, dataloader: DataLoader[object]) -> tuple[int, ...]:
+    def set_initial_training_values(self, args: object, dataloader: DataLoader[object]) -> tuple[int, ...]:
         """Epochs, updates per epoch ... updates; no epoch if a run resumes at its end, or `max_steps` is 0."""
         epochs, *others = super().set_initial_training_values(args, dataloader)
         early = self._early_stopping
@@ -226,7 +226,7 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
                 "or set per_device_train_batch_tokens to 0"
             )
         names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
-        options: dict[str, Any] = {name: getattr(self.args, f"dataloader_{name}") for name in names}
+        options = {name: getattr(self.args, f"dataloader_{name}") for name in names}
         options["collate_fn"] = self._get_collator_with_removed_columns(self.data_collator, "training")
         loader: DataLoader[object]
         if isinstance(self.train_dataset, datasets.IterableDataset):
@@ -319,7 +319,9 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
             count_from_one(scheduler)
         return scheduler
 
-    def compute_loss(self, model: nn.Module, inputs: Mapping[str, Any], *args: object, **kwargs: object) -> Tensor:
+    def compute_loss(
+        self, model: nn.Module, inputs: Mapping[str, Tensor | bool], *args: object, **kwargs: object
+    ) -> Tensor:
         """The model's own smoothed loss; in training without logits, as its share of the mean over an update's tokens.
 
         Models are asked for the batch's mean: some, as transformers' Marian, take `num_items_in_batch` and ignore it.
@@ -327,10 +329,10 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         if self.compute_loss_func is not None:
             return super().compute_loss(model, inputs, *args, **kwargs)
         items, labels = kwargs.pop("num_items_in_batch", None), inputs.get("labels")
-        if self._can_skip_logits and self.label_smoother is None and model.training and labels is not None:
+        if self._can_skip_logits and self.label_smoother is None and model.training and isinstance(labels, Tensor):
             inputs = {**inputs, "skip_logits": True}
         loss = super().compute_loss(model, inputs, *args, **kwargs)
-        if items is None or labels is None or not model.training:
+        if items is None or not isinstance(labels, Tensor) or not model.training:
             return loss
         share = (labels != -100).sum() / torch.as_tensor(items, device=labels.device).clamp(min=1)
         # The count is over all processes, whose gradients are averaged.

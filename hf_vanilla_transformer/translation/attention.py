@@ -18,23 +18,14 @@ MAX_TOKENS = 512
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Where each token attends to, for one sentence and its translation.
+    """Where each token attends to, for one sentence and its translation."""
 
-    Attributes:
-        source_pieces: The source's S tokens, readable: keys of the encoder's and of the cross-attention.
-        input_pieces: The T tokens that the decoder reads, the start token first: keys of its self-attention.
-        target_pieces: The T tokens that the decoder predicts at these positions, a token later.
-        encoder: Self-attention of the encoder, (layers, heads, S, S), float32 on the CPU as all of them.
-        decoder: Self-attention of the decoder, (layers, heads, T, T).
-        cross: Attention of the decoder to the encoder's output, (layers, heads, T, S).
-    """
-
-    source_pieces: list[str]
-    input_pieces: list[str]
-    target_pieces: list[str]
-    encoder: Tensor
-    decoder: Tensor
-    cross: Tensor
+    source_pieces: list[str]  # the source's S tokens, readable: keys of the encoder's and of the cross-attention
+    input_pieces: list[str]  # the T tokens that the decoder reads, the start token first: keys of its self-attention
+    target_pieces: list[str]  # the T tokens that the decoder predicts at these positions, a token later
+    encoder: Tensor  # self-attention of the encoder, (layers, heads, S, S), float32 on the CPU as all of them
+    decoder: Tensor  # self-attention of the decoder, (layers, heads, T, T)
+    cross: Tensor  # attention of the decoder to the encoder's output, (layers, heads, T, S)
 
 
 def attention_of(

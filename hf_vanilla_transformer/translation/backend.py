@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import did_you_mean
 from ..plan_vanilla_transformer import DEFAULTS, KNOWN, LENGTHS, WITHOUT_EFFECT, Plan, settings_in
 from .division import check_splitting
-from .languages import Languages
+from .languages import Languages, Tasks
 from .reading import Namer, Segment, namers
 from .spelling import Spelling
 
@@ -78,7 +78,7 @@ class Found(NamedTuple):
 
     tokens: list[int]  # that the model wrote, without those of a prefix
     score: float | None = None
-    attention: Any = None  # of each token to the source's, (T, S)
+    attention: "Tensor | None" = None  # of each token to the source's, (T, S)
 
 
 Batch = tuple[list[int], list[list[Found]]]  # places of some segments, and what was found for each, the best first
@@ -93,7 +93,7 @@ class Backend(ABC):
     generation_config: Any  # the model's, or its values by name
     positions: int | None  # tokens of the longest source that the model has positions for; None: no end
     is_own: bool = True  # whether the model is of this package, with all of its options
-    tasks: Mapping[str, Any] = MappingProxyType({})  # of a T5's configuration: "translation_en_to_de" and so on
+    tasks: Tasks = MappingProxyType({})  # of a T5's configuration: "translation_en_to_de" and so on
     training: bool = False  # whether the model is in training mode, where it can't be used
 
     @property
@@ -127,14 +127,14 @@ class Backend(ABC):
         """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`."""
 
 
-def positions_in(config: Any) -> int | None:
+def positions_in(config: object) -> int | None:
     """Returns the number of positions of a model by its configuration; None: there is no end."""
     positions = getattr(config, "max_position_embeddings", None)
     has_end = isinstance(positions, int) and getattr(config, "position_encoding", "learned") == "learned"
     return positions if has_end else None
 
 
-def tasks_in(config: Any) -> dict[str, Any]:
+def tasks_in(config: object) -> Tasks:
     """Returns the translation tasks that a configuration names, with their settings."""
     tasks = getattr(config, "task_specific_params", None) or {}
     return {name: settings for name, settings in tasks.items() if name.startswith("translation_")}
@@ -192,7 +192,7 @@ class Call:
     plan: Plan
     languages: Languages
     spelling: Spelling
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
     n_best: int | None = None
     alignments: bool = False
     prefix: str | Sequence[str] | None = None
@@ -210,7 +210,7 @@ class Call:
         cls,
         backend: Backend,
         tokenizer: "PreTrainedTokenizerBase",
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
         usual: Mapping[str, str | None] = MappingProxyType(dict.fromkeys(LANGUAGES)),  # languages of its translator
     ) -> "Call":
         """Resolves the options of a call.
@@ -252,9 +252,9 @@ class Call:
 OWN = tuple(one.name for one in fields(Call) if one.default is not MISSING)  # options that aren't for `generate()`
 
 
-def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed(options: Mapping[str, object]) -> dict[str, Any]:
     """Returns a call's options with those of `generate()` that a `Call` has under another name renamed."""
-    renamed = dict(options)
+    renamed: dict[str, Any] = dict(options)
     if renamed.get("output_alignments"):
         renamed["alignments"] = renamed.pop("output_alignments")
     if isinstance(count := renamed.get("num_return_sequences"), int) and count > 1:
@@ -263,7 +263,7 @@ def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-def _check_names(backend: Backend, options: Mapping[str, Any]) -> None:
+def _check_names(backend: Backend, options: Mapping[str, object]) -> None:
     """Raises `TypeError` for an option, or one of a `generation_config` among them, with a name that nothing reads.
 
     transformers finds the former only when it decodes, and the latter never.
@@ -276,7 +276,7 @@ def _check_names(backend: Backend, options: Mapping[str, Any]) -> None:
 
 
 def _plan(
-    backend: Backend, options: Mapping[str, Any], n_best: int | None, alignments: bool, barred: tuple[int, ...]
+    backend: Backend, options: Mapping[str, object], n_best: int | None, alignments: bool, barred: tuple[int, ...]
 ) -> Plan:
     """Resolves how a call decodes, with more `barred` tokens; raises `ValueError`."""
     config = settings_in(options.get("generation_config") or backend.generation_config)

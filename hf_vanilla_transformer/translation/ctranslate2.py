@@ -233,6 +233,12 @@ class CTranslate2Backend(Backend):
         from ..interop import ctranslate2 as exporter  # it needs an extra, and takes a while
         from ..interop.interface import ConversionError
 
+        plan = Plan.of({}, model.generation_config)
+        if plan.num_beams > 1 and plan.early_stopping is not True:  # of a folder, `export` has told it
+            logger.warning(
+                f"early_stopping is {plan.early_stopping} in the model's generation config; with CTranslate2, searches "
+                "end as with True."
+            )
         with tempfile.TemporaryDirectory(prefix="hf_vanilla_transformer-") as folder:
             is_own = model.config.model_type == MODEL_TYPE
             write = exporter.write_model if is_own else exporter.write_other_model
@@ -308,11 +314,7 @@ class CTranslate2Backend(Backend):
                 f"the model's generation config has {', '.join(lacking)}; the backend ctranslate2 lacks that. Use the "
                 'backend "engine", or change the generation config'
             )
-        if plan.num_beams > 1 and plan.early_stopping is not True:
-            logger.warning(
-                f"early_stopping is {plan.early_stopping} in the model's generation config; with CTranslate2, searches "
-                "end as with True."
-            )
+        self.generation_config = {**self.generation_config, "early_stopping": True}  # as its searches end
         if plan.num_beams > 1 and never_chosen(plan, self.target) and not plan.renormalize:
             logger.warning(
                 "suppress_tokens or bad_words_ids of the model's generation config bar tokens; in beam search, "

@@ -8,13 +8,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.kinds import TOKENIZER_CONFIG
+from ..checkpoints.kinds import TOKENIZER_CONFIG, Kind, kind_of
 from ..errors import CheckpointError, first_line
-from ..interop.ctranslate2_files import CODES, Folder
+from ..interop.ctranslate2_files import CODES, Folder, unpacked
 from ..plan_vanilla_transformer import LENGTHS
+from .languages import CODE, own_code
 
-CODE = re.compile(r"(>>[^\s<>]+<<)\s*")
 SEPARATOR = "@@"  # behind all pieces of a word but the last, in subword-nmt
+Change = Callable[[str], str]  # of a text
 NO_END = 100_000  # positions of a model without a table of them
 
 
@@ -65,7 +66,7 @@ class PieceTokenizer:
 
     def tokenize(self, text: str, is_target: bool = False) -> list[str]:
         """Returns the pieces of a source or of a target, the former behind a code such as ">>deu<<"."""
-        code = CODE.match(text) if self.supported_language_codes and not is_target else None
+        code = None if is_target else own_code(self, text)
         pieces = self._pieces[is_target](text[code.end() :] if code else text)
         return [code[1], *pieces] if code else pieces
 
@@ -104,28 +105,43 @@ def _segmenters(folder: Folder, files: tuple[Path, Path]) -> tuple[list[Callable
 
             models = [sentencepiece.SentencePieceProcessor(model_file=str(file)) for file in files]
             return [partial(one.encode, out_type=str) for one in models], [one.decode_pieces for one in models]
-        if folder.metadata:
-            raise ValueError("Argos Translate gives it words of Moses' tokenizer, which isn't supported")
-        bpe = _subword_nmt(files[0])
-    except (OSError, RuntimeError, ValueError) as error:
+        from subword_nmt.apply_bpe import BPE
+
+        with files[0].open(encoding="utf-8") as opened:
+            bpe = BPE(opened)
+        sides: list[tuple[Change, Change]] = [_moses(code) for code in folder.pair] if folder.pair else [(str, str)] * 2
+    except ImportError as error:
+        raise ImportError(f"{files[0].name} needs {error.name}: pip install {error.name}".replace("_", "-")) from error
+    except (OSError, RuntimeError, ValueError, SystemExit) as error:  # the latter of subword-nmt
         raise CheckpointError(f"{files[0]} can't be used ({first_line(error)})") from error
     join = partial(re.sub, f"{SEPARATOR} | *{SEPARATOR}$", "")
-    return [lambda text: bpe.segment(text).split()] * 2, [lambda pieces: join(" ".join(pieces))] * 2
+    return (
+        [lambda text, own=one: bpe.segment(own(text)).split() for one, _ in sides],
+        [lambda pieces, own=one: own(join(" ".join(pieces))) for _, one in sides],
+    )
 
 
-def _subword_nmt(file: Path) -> Any:
-    try:
-        from subword_nmt.apply_bpe import BPE
-    except ImportError as error:
-        raise ImportError(f"{file.name} needs subword-nmt, which isn't installed: pip install subword-nmt") from error
-    with file.open(encoding="utf-8") as opened:
-        return BPE(opened)
+def _moses(language: str) -> tuple[Change, Change]:
+    """Returns what Argos Translate does to texts of a language before subword-nmt, and after it."""
+    from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
+
+    normalize, tokenize = MosesPunctNormalizer(language).normalize, MosesTokenizer(language).tokenize
+    detokenize = MosesDetokenizer(language).detokenize
+    return lambda text: " ".join(tokenize(normalize(text))), lambda text: detokenize(text.split(" "))
 
 
 def read_others(folder: Path) -> Folder | None:
     """Reads a folder that `export` didn't write; None for one that it did."""
     found = Folder.read(folder)
     return None if "num_parameters" in found.config else found
+
+
+def pair_of(model: str) -> tuple[str, str] | None:
+    """Returns the languages of an Argos package, source and target; None for any other model."""
+    if kind_of(model) is not Kind.CTRANSLATE2:
+        return None
+    with unpacked(Path(model)) as place:
+        return Folder.read(place).pair
 
 
 def settings_of(folder: Folder) -> dict[str, Any]:

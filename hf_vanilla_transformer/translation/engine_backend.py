@@ -63,12 +63,12 @@ class EngineBackend(Backend):
         self.is_own = isinstance(self.base, DecodingMixin)
 
     @property
-    def own(self) -> Any:
+    def own(self) -> PreTrainedModel | None:
         """The model whose modules decode, if nothing stands before the package's `generate()` now; or None."""
         return self.base if self.is_own and _decodes_plainly(self.model, self.base) else None
 
     @property
-    def generation_config(self) -> Any:
+    def generation_config(self) -> GenerationConfig:
         """The model's generation config, which may be replaced."""
         return self.model.generation_config
 
@@ -179,8 +179,7 @@ class EngineBackend(Backend):
         width = len(found) // len(segments)
         return [found[start : start + width] for start in range(0, len(found), width)]
 
-    def _arguments(self, call: Call) -> dict[str, Any]:
-        """Returns the options of `generate()` for a call."""
+    def _arguments(self, call: Call) -> dict[str, object]:
         plan, known = call.plan, call.plan.settings()  # for some options that are None, transformers has no meaning
         options = {name: known.get(name) if value is None else value for name, value in call.options.items()}
         options["return_dict_in_generate"] = True  # for the beams' lengths

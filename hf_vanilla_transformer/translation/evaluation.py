@@ -36,10 +36,16 @@ class Measures:
     symbols: Splitter | None = None  # with it, lines with the same source are one, with several references
 
     @classmethod
-    def of(cls, tokenizer: "PreTrainedTokenizerBase", names: Iterable[str] = (), **options: Any) -> "Measures":
+    def of(
+        cls,
+        tokenizer: "PreTrainedTokenizerBase",
+        names: Iterable[str] = (),
+        tokenize: str = "13a",
+        lowercase: bool = False,
+    ) -> "Measures":
         """Returns the measures for a model's tokenizer; without names, its defaults."""
         measures = tuple(names) or tuple(default_measures(tokenizer))
-        return cls(measures, symbols=symbol_splitter(tokenizer), **options)
+        return cls(measures, tokenize, lowercase, symbol_splitter(tokenizer))
 
     @property
     def how(self) -> dict[str, Any]:
@@ -89,7 +95,7 @@ def evaluate(
     n_best: int | None = None,
     progress_bar: bool | None = None,
     on_omission: Callable[[int], object] | None = None,
-    **options: Any,
+    **options: object,
 ) -> EvaluationResult:
     """Translates sentences, scores the translations, and computes the perplexity of the references.
 
@@ -118,8 +124,7 @@ def evaluate(
         raise ValueError(f"{len(texts)} sources and {len(references)} references; give one or more for each")
     translator = model if isinstance(model, Translator) else Translator(model, tokenizer=tokenizer)
     tokenizer = translator.tokenizer
-    how = {"tokenize": tokenize, "lowercase": lowercase}
-    measures = metrics if isinstance(metrics, Measures) else Measures.of(tokenizer, metrics, **how)
+    measures = metrics if isinstance(metrics, Measures) else Measures.of(tokenizer, metrics, tokenize, lowercase)
     measure(measures.names, ["a"], ["a"], **measures.how)  # an unknown one is an error now
     places, kept = measures.lines(texts, references)
     if measures is not metrics:  # otherwise they measured others before
@@ -141,7 +146,8 @@ def evaluate(
                 on_omission=on_omission,
             )
     with _timed("decoding", len(texts), progress_bar, seconds) as progress:
-        rows = translate(replace(call, progress=progress.update), texts)
+        both = replace(call, progress=lambda number: (progress.update(number), call.progress(number)))
+        rows = translate(both, texts)
     lists, best = [[one.text for one in row] for row in rows], [row[0] for row in rows]
     scores = _scores(measures, [lists[place] for place in places], kept, n_best or 0)
     texts, written = [one.text for one in best], sum(one.num_tokens for one in best)

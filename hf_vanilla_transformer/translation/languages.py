@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import did_you_mean, named
 from ..plan_vanilla_transformer import LENGTHS, Plan, settings_in
@@ -36,6 +36,7 @@ FAMILIES = {
 # The target language at the beginning of a text, ">>deu<<", for a model with several.
 CODE = re.compile(r"\s*(>>[^\s<>]+<<)")
 CODES_PER_ERROR = 10
+Tasks = Mapping[str, Mapping[str, object]]  # name -> settings, of which "prefix" is what sources begin with
 # Held while any tokenizer reads texts: MarianTokenizer and the like switch to the target's side and back, and padding
 # and truncation of the others are settings that one call after the other changes.
 READING = threading.RLock()
@@ -45,19 +46,12 @@ if hasattr(os, "register_at_fork"):  # a forked process has no other thread that
 
 @dataclass(frozen=True)
 class Languages:
-    """How a model is told the languages of a call.
+    """How a model is told the languages of a call."""
 
-    Attributes:
-        asked: `src_lang`, `tgt_lang` and `source_prefix` of the call, or else of its translator.
-        begin: What sources begin with.
-        settings: Options of `generate()` that tell the target's language, or that a task has.
-        pair: Source and target, for a tokenizer that is switched to them.
-    """
-
-    asked: Mapping[str, str | None]
-    begin: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    pair: tuple[str, str] | None = None
+    asked: Mapping[str, str | None]  # `src_lang`, `tgt_lang` and `source_prefix` of the call, or else of its translator
+    begin: str = ""  # what sources begin with
+    settings: Mapping[str, object] = field(default_factory=dict)  # of `generate()`: the target's language, a task's
+    pair: tuple[str, str] | None = None  # source and target, for a tokenizer that is switched to them
 
     @classmethod
     def of(
@@ -65,9 +59,9 @@ class Languages:
         tokenizer: "PreTrainedTokenizerBase",
         asked: Mapping[str, str | None],  # of the call
         usual: Mapping[str, str | None],  # of its translator
-        options: Mapping[str, Any],  # of the call, for `generate()`
-        own: Any,  # the model's generation config
-        tasks: Mapping[str, Any],  # of a T5's configuration
+        options: Mapping[str, object],  # of the call, for `generate()`
+        own: object,  # the model's generation config
+        tasks: Tasks,  # of a T5's configuration
     ) -> "Languages":
         """Raises `ValueError` for a language that a model lacks, or if it has several and none or two are given."""
         if known := known_languages(tokenizer):
@@ -78,7 +72,8 @@ class Languages:
             if asked["tgt_lang"] and target and target != asked["tgt_lang"]:
                 name = _target_option(tokenizer)
                 raise ValueError(f"tgt_lang is {asked['tgt_lang']!r}, and {name} says {target!r}; give one of the two")
-            return _of_family(tokenizer, known, {**asked, "tgt_lang": asked["tgt_lang"] or target}, options, own)
+            wanted = {**asked, "tgt_lang": asked["tgt_lang"] or target}
+            return _of_family(tokenizer, known, wanted, Plan.of(options, own))
         asked = {**usual, **asked}
         source, target, prefix = (asked[name] for name in ("src_lang", "tgt_lang", "source_prefix"))
         begin, settings = _beginning(tokenizer, tasks, source, target)
@@ -94,7 +89,7 @@ class Languages:
         return cls(asked, begin or prefix or "", {name: settings[name] for name in settings.keys() - given.keys()})
 
     @contextmanager
-    def read_by(self, tokenizer: Any) -> Iterator[None]:
+    def read_by(self, tokenizer: "PreTrainedTokenizerBase") -> Iterator[None]:
         """Lets a tokenizer read texts of the two languages; other threads wait until it has its own again."""
         if self.pair is None:
             yield
@@ -125,7 +120,7 @@ def _target_option(tokenizer: "PreTrainedTokenizerBase") -> str | None:
 
 
 def _target_of(
-    tokenizer: "PreTrainedTokenizerBase", known: Mapping[str, int], options: Mapping[str, Any], own: Any
+    tokenizer: "PreTrainedTokenizerBase", known: Mapping[str, int], options: Mapping[str, object], own: object
 ) -> str | None:
     """Returns the target language that a call's own options for `generate()` choose, or None; raises `ValueError`."""
     option = str(_target_option(tokenizer))
@@ -139,13 +134,13 @@ def _target_of(
 
 
 def _of_family(
-    tokenizer: Any, known: Mapping[str, int], asked: dict[str, str | None], options: Mapping[str, Any], own: Any
+    tokenizer: "PreTrainedTokenizerBase", known: Mapping[str, int], asked: Mapping[str, str | None], plan: Plan
 ) -> Languages:
     """Returns the languages of a tokenizer that has some: those asked for, or else its own or the model's."""
     option = str(_target_option(tokenizer))
     with READING:  # another thread may have switched it
         own_source, own_target = tokenizer.src_lang, tokenizer.tgt_lang
-    plan, names = Plan.of(options, own), {number: name for name, number in known.items()}
+    names = {number: name for name, number in known.items()}
     by_plan = names.get(plan.forced_begin if option.startswith("forced") else plan.start)  # type: ignore[arg-type]
     # To these tokenizers, a source of which nothing is said is English, and such a target is what the source is.
     by_tokenizer = own_target if own_target != own_source else None
@@ -167,8 +162,8 @@ def _of_family(
 
 # ---- What sources begin with ----
 def _beginning(
-    tokenizer: "PreTrainedTokenizerBase", tasks: Mapping[str, Any], src_lang: str | None, tgt_lang: str | None
-) -> tuple[str, dict[str, Any]]:
+    tokenizer: "PreTrainedTokenizerBase", tasks: Tasks, src_lang: str | None, tgt_lang: str | None
+) -> tuple[str, dict[str, object]]:
     """Returns what sources begin with by the languages, and settings of a task."""
     if src_lang is None and tgt_lang is None:
         return "", {}
@@ -179,7 +174,7 @@ def _beginning(
                 "give source_prefix for others"
             )
         settings = dict(tasks[task])
-        return settings.pop("prefix", ""), settings
+        return str(settings.pop("prefix", "")), settings
     if src_lang is not None:
         raise ValueError(f"src_lang is {src_lang!r}, but the model isn't told the source language; leave it out")
     return f"{_target_code(tokenizer, str(tgt_lang))} ", {}

@@ -1,5 +1,6 @@
 """Opens what a `Translator` gets: folders, names on the Hub and models, by PyTorch and transformers."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -17,6 +18,7 @@ from ..interop.marian import from_marian
 from .backend import Backend, DeviceError, check_model
 from .ctranslate2 import CTranslate2Backend
 from .engine_backend import EngineBackend
+from .ensembles import ensemble
 
 Opened = tuple[PreTrainedTokenizerBase, Any, Backend]  # the tokenizer, the model, and what decodes with it
 
@@ -57,6 +59,21 @@ def open_model(
         attach_if_supported(loaded, compute_type)
     _set_threads(threads)
     return tokenizer, loaded, EngineBackend(loaded, tokenizer)
+
+
+def open_ensemble(names: Sequence[str | Path], *how: Any) -> Opened:
+    """Opens several models as one that averages their probabilities; the rest is as for `open_model`."""
+    tokenizer, backend, *_ = how
+    if tokenizer is not None:
+        raise ValueError("tokenizer is for a model that is given; folders and names have their own")
+    if backend != "engine":
+        raise ValueError(f"several models can't be averaged by the backend {backend}; give the models themselves")
+    opened = [open_model(name, *how) for name in names]
+    try:
+        averaged = ensemble([model for _, model, _ in opened], [own for own, _, _ in opened])
+    except ValueError as error:
+        raise ValueError(f"several models can't be averaged: {first_line(error)}") from error
+    return opened[0][0], averaged, averaged
 
 
 def _set_threads(threads: int | None) -> None:
@@ -111,9 +128,11 @@ def _is_opus_mt(name: str, where: Where) -> bool:
 def _converted(
     name: str | Path, dtype: torch.dtype | str, where: Where
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    options: Any = {key: value for key, value in where.items() if key != "trust_remote_code"}  # it has no code
+    is_local = where.get("local_files_only", False)
     try:
-        model, tokenizer = from_marian(name, **options)
+        model, tokenizer = from_marian(
+            name, revision=where.get("revision"), token=where.get("token"), local_files_only=is_local
+        )
     except ConversionError as error:
         raise CheckpointError(f"can't convert {name} ({first_line(error)})") from error
     assert tokenizer is not None
@@ -126,7 +145,6 @@ def _converted(
 def _checked(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """Checks the user's model and its tokenizer."""
     if not hasattr(model, "generate") or not hasattr(model, "config"):
         raise ValueError(f"model is of type {type(model).__name__}; give a folder, a name on the Hub, or a model")
     if tokenizer is None:

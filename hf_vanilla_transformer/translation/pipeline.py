@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.pipelines.base import Pipeline
 
 from ..checkpoints.loading import read_into_memory
 from ..engine import attach_if_supported
+from ..integration_vanilla_transformer import VanillaTransformerPipeline
 from .translator import Result, Translator
 
 
-class VanillaTranslationPipeline(Pipeline):
+class VanillaTranslationPipeline(VanillaTransformerPipeline):
     """Translates with any sequence-to-sequence model that transformers loads.
 
         translate = pipeline("vanilla-translation", model="outputs/quickstart/model")
@@ -21,9 +21,6 @@ class VanillaTranslationPipeline(Pipeline):
     doesn't convert a Marian model: that decodes as in transformers. `compute_type` is as for `Translator`, and options
     of its calls are defaults of each call.
     """
-
-    _load_tokenizer = True
-    _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = False
 
     def __init__(
         self,
@@ -52,11 +49,6 @@ class VanillaTranslationPipeline(Pipeline):
             return map(_records, results)
         records = [_records(result) for result in results]
         return [row[0] for row in records] if (self.translator.call(options).n_best or 1) == 1 else records
-
-    def _sanitize_parameters(self, **options: object) -> tuple[dict[str, object], dict[str, object], dict[str, object]]:
-        return {}, options, {}
-
-    preprocess = _forward = postprocess = None  # the three steps of other pipelines; `__call__` needs none of them
 
 
 def _records(result: Result) -> list[dict[str, object]]:

@@ -177,7 +177,6 @@ def divide(encode: Encode, text: str, limit: int, begin: str = "") -> list[tuple
 
 
 def _near_the_middle(text: str) -> int:
-    """Returns where to divide a text."""
     middle = len(text) // 2
     for end in ENDS:
         if places := [match.end() for match in end.finditer(text) if match.end() < len(text)]:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import did_you_mean
 from ..plan_vanilla_transformer import Plan
@@ -26,7 +26,7 @@ class Spelling:
     unknown: int | None  # None: there is none, or it has another purpose as well, such as to end sentences
 
     @classmethod
-    def of(cls, tokenizer: "PreTrainedTokenizerBase", own: Any, how: str | None) -> "Spelling":
+    def of(cls, tokenizer: "PreTrainedTokenizerBase", own: object, how: str | None) -> "Spelling":
         """Finds the unknown token, by a model's `own` generation config; raises `ValueError` for a wrong `how`."""
         if (how := how or "mark") not in (*HOW, "avoid"):
             known = (*HOW, "avoid")

@@ -2,12 +2,16 @@
 
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, processors
 
 from ..checkpoints.kinds import OLD_TOKENIZER_SETTINGS, TOKENIZER, TOKENIZER_CONFIG
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CLASSES = ("VanillaTransformerTokenizer", "VanillaTransformerTokenizerFast")
 CONTROL_TOKENS = ("pad_token", "bos_token", "eos_token")
@@ -18,7 +22,7 @@ KNOWN_SETTINGS |= {"auto_map", "backend", "is_local", "local_files_only", "name_
 ONLY_IDS = {"verbose": False, "return_attention_mask": False, "return_token_type_ids": False}
 
 
-def open_tokenizer(folder: Path) -> Any:
+def open_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     """Opens the tokenizer of an exported model: this package's as a `TokenizerFile`, any other by transformers."""
     try:
         config = json.loads((folder / TOKENIZER_CONFIG).read_text(encoding="utf-8"))
@@ -31,14 +35,14 @@ def open_tokenizer(folder: Path) -> Any:
     return _load(folder)
 
 
-def _is_known(folder: Path, config: dict[str, Any]) -> bool:
+def _is_known(folder: Path, config: Mapping[str, object]) -> bool:
     """Whether tokenizer.json and settings that are known here are all that says how texts are read."""
     is_ours = config["tokenizer_class"] in CLASSES and all(isinstance(config[name], str) for name in CONTROL_TOKENS)
     has_others = any((folder / name).exists() for name in OLD_TOKENIZER_SETTINGS)
     return is_ours and config.keys() <= KNOWN_SETTINGS and not has_others
 
 
-def _load(folder: Path) -> Any:
+def _load(folder: Path) -> "PreTrainedTokenizerBase":
     from ..checkpoints.loading import load_tokenizer  # it imports PyTorch and transformers
 
     return load_tokenizer(folder)
@@ -50,7 +54,7 @@ class TokenizerFile:
     # There is one vocabulary for both sides, no codes of languages, and nothing is unknown.
     separate_vocabs, target_encoder, supported_language_codes, unk_token_id = False, None, (), None
 
-    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self._folder, backend = folder, Tokenizer.from_file(str(folder / TOKENIZER))
         backend.no_padding()
         backend.no_truncation()
@@ -67,10 +71,10 @@ class TokenizerFile:
         return added.keys() == set(self.all_special_ids) and all(token.special for token in added.values())
 
     @functools.cached_property
-    def _complete(self) -> Any:
+    def _complete(self) -> "PreTrainedTokenizerBase":
         return _load(self._folder)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._complete, name)
@@ -78,10 +82,10 @@ class TokenizerFile:
     def __len__(self) -> int:
         return int(self.backend_tokenizer.get_vocab_size())
 
-    def __call__(self, text: Any = None, **options: Any) -> Any:
+    def __call__(self, text: object = None, **options: object) -> object:
         """Tokenizes a list of sources, or of targets as `text_target`; arguments are those of transformers."""
         others = dict(options)
-        texts, adds = others.pop("text_target", text), others.pop("add_special_tokens", True)
+        texts, adds = others.pop("text_target", text), bool(others.pop("add_special_tokens", True))
         if isinstance(texts, list) and others == ONLY_IDS and (text is None or texts is text):
             try:
                 rows = self.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=adds)
@@ -90,7 +94,7 @@ class TokenizerFile:
                 pass
         return self._complete(text, **options)
 
-    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> str:
+    def decode(self, token_ids: object, skip_special_tokens: bool = False, **options: object) -> str:
         """Returns the text of tokens; arguments are those of transformers."""
         if skip_special_tokens and isinstance(token_ids, list) and options.keys() <= {"use_source_tokenizer"}:
             return str(self.backend_tokenizer.decode(token_ids, skip_special_tokens=True))

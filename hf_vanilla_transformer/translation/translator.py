@@ -9,7 +9,7 @@ A Marian model, such as this one, is converted when it is loaded.
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ from tqdm import tqdm
 from ..checkpoints.kinds import Kind, kind_of
 from ..interop.ctranslate2_files import unpacked
 from ..plan_vanilla_transformer import Plan
-from .backend import Backend, Call, DeviceError, Translation, check_number
+from .backend import Call, DeviceError, Translation, check_number
 from .ctranslate2 import CTranslate2Backend, import_library
 from .ctranslate2_folder import open_tokenizer_of, read_others
 from .decoding import check_texts, texts_of, translate
@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # an exported model is translated without
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ..checkpoints.loading import Where
+    from .opening import Opened
 
 WINDOW = 1_000  # texts of a stream that are read, sorted by length and translated at a time
 BACKENDS = ("engine", "ctranslate2")
@@ -62,7 +63,8 @@ class Translator:
     Args:
         model: A folder that `save_pretrained` wrote or a name on the Hub, of any sequence-to-sequence model (a Marian
             model, Helsinki-NLP/opus-mt-..., is converted when it is loaded); or a model, a `PeftModel` among them; or a
-            folder in CTranslate2's format, as `export`, its converters, Argos Translate or quickmt have it.
+            folder in CTranslate2's format, as `export`, its converters, Argos Translate or quickmt have it. A list of
+            folders or names: they decode as one, by the mean of their probabilities (`translation.ensembles`).
         device: None: CUDA if it is available, else the CPU; a model that is given stays where it is.
         compute_type: As for `engine.attach`: "default" computes in the type of the weights, "int8" with weights of 8
             bits, on a CPU. The backend "ctranslate2" has types of its own; an ensemble's members have theirs, and a
@@ -97,7 +99,7 @@ class Translator:
 
     def __init__(
         self,
-        model: "str | Path | PreTrainedModel",
+        model: "str | Path | PreTrainedModel | Sequence[str | Path]",
         device: "str | torch.device | None" = None,
         compute_type: str = "default",
         threads: int | None = None,
@@ -125,13 +127,17 @@ class Translator:
         self.languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "source_prefix": source_prefix}
         options: dict[str, Any] = {"backend": backend, "dtype": dtype, "warm_up": warm_up, **self.languages, **where}
         again = partial(type(self), model, device, compute_type, threads, tokenizer=tokenizer, **options)
-        self._open_again = again if isinstance(model, str | Path) else None
+        self._open_again = again if isinstance(model, str | Path | Sequence) else None
         if is_exported:
             opened = _open_exported(Path(str(place)), device, compute_type, threads, tokenizer)
         else:
-            from .opening import open_model  # it needs PyTorch and transformers
+            from .opening import open_ensemble, open_model  # they need PyTorch and transformers
 
-            opened = open_model(model, tokenizer, self.backend, device, compute_type, dtype, threads, where)
+            how = tokenizer, self.backend, device, compute_type, dtype, threads, where
+            if isinstance(model, Sequence) and not isinstance(model, str):
+                opened = open_ensemble(model, *how)
+            else:
+                opened = open_model(model, *how)
         self.tokenizer, self.model, self.decodes_with = opened
         self.compute_type = compute_type
         # A lock of each process: after a fork, none of another thread's is held for ever.
@@ -142,7 +148,7 @@ class Translator:
             with suppress(ValueError):  # a model of several languages waits for the first call
                 self(["a b c"] * number, progress_bar=False)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         if self._open_again is None:
             raise TypeError("a Translator of a model that was given can't be pickled; open it by a folder or a name")
         return self._open_again, ()
@@ -152,7 +158,7 @@ class Translator:
         """Where the model is."""
         return import_module("torch").device(self.decodes_with.device)
 
-    def plan(self, **options: Any) -> Plan:
+    def plan(self, **options: object) -> Plan:
         """Resolves how a call with these options decodes, languages and options for `generate()` among them.
 
         Errors are those of a call: an option is unknown or has a wrong value, the backend lacks it, or no language is
@@ -160,11 +166,11 @@ class Translator:
         """
         return self.call(options).plan
 
-    def check(self, **options: Any) -> None:
+    def check(self, **options: object) -> None:
         """Raises what a call with these options would, before there are any texts."""
         self.call(options)
 
-    def call(self, options: Mapping[str, Any]) -> Call:
+    def call(self, options: Mapping[str, object]) -> Call:
         """Resolves and checks the options of a call; what isn't said there of languages is as for this translator."""
         options = {name: value for name, value in options.items() if name != "progress_bar"}
         return Call.of(self.decodes_with, self.tokenizer, options, self.languages)
@@ -206,7 +212,7 @@ class Translator:
         results = self._translate(listed, self.call(options), options.get("progress_bar"))
         return results[0] if isinstance(texts, str) else results
 
-    def stream(self, texts: Iterable[str], *, window: int = WINDOW, **options: Any) -> Iterator[Result]:
+    def stream(self, texts: Iterable[str], *, window: int = WINDOW, **options: object) -> Iterator[Result]:
         """Translates texts that need not all be there yet, or fit into memory; errors come when a text is reached.
 
         They are read a `window` of texts at a time, translated in batches of similar length, and yielded in their
@@ -219,7 +225,7 @@ class Translator:
             raise ValueError("prefix has to be one string for a stream, or give the texts as a list")
         return self._windows(iter(texts), window, self.call(options), options.get("progress_bar"))
 
-    def _windows(self, texts: Iterator[str], window: int, call: Call, shown: bool | None) -> Iterator[Result]:
+    def _windows(self, texts: Iterator[str], window: int, call: Call, shown: object) -> Iterator[Result]:
         first = 0
         with _bar(None, shown) as bar:
             while part := list(islice(texts, window)):
@@ -227,7 +233,7 @@ class Translator:
                 first += len(part)
                 bar.update(len(part))
 
-    def _translate(self, texts: list[str], call: Call, shown: bool | None, first: int = 0) -> list[Any]:
+    def _translate(self, texts: list[str], call: Call, shown: object, first: int = 0) -> Sequence[Result]:
         one_at_a_time = self._locks[os.getpid()] if self.backend == "engine" else nullcontext()
         with _bar(len(texts), shown) as bar, one_at_a_time:
             both = replace(call, progress=lambda number: (bar.update(number), call.progress(number)))
@@ -237,7 +243,7 @@ class Translator:
         return [row[0] if call.alignments else row[0].text for row in rows]
 
 
-def _bar(total: int | None, shown: bool | None) -> tqdm:
+def _bar(total: int | None, shown: object) -> tqdm:
     delay = SECONDS_TO_BAR if shown is None else 0
     return tqdm(total=total, unit=" texts", disable=None if shown is None else not shown, delay=delay, leave=False)
 
@@ -268,8 +274,12 @@ def _place(
 
 
 def _open_exported(
-    folder: Path, device: Any, compute_type: str, threads: int | None, tokenizer: Any = None
-) -> tuple[Any, Any, Backend]:
+    folder: Path,
+    device: "str | torch.device | None",
+    compute_type: str,
+    threads: int | None,
+    tokenizer: "PreTrainedTokenizerBase | str | Path | None",
+) -> "Opened":
     """Opens a folder in CTranslate2's format, with neither PyTorch nor transformers if its tokenizer is a file."""
     default = "cuda" if import_library().get_cuda_device_count() else "cpu"
     with unpacked(folder) as place:

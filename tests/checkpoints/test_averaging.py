@@ -1,6 +1,5 @@
 """Averaged checkpoints: the mean that is computed in float64, what is carried along, and what is refused."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -8,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from opus_mt import opus_mt_folder
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from trainer_runs import change_json, change_weights
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -39,17 +39,6 @@ def float64_mean(checkpoints):
     return {name: torch.stack([each[name].double() for each in weights]).mean(0) for name in weights[0]}
 
 
-def change_weights(checkpoint, **tensors):
-    """Adds or replaces tensors; None removes one."""
-    file = checkpoint / "model.safetensors"
-    weights = {name: value for name, value in {**load_file(file), **tensors}.items() if value is not None}
-    save_file(weights, file, metadata={"format": "pt"})
-
-
-def change_json(file, **fields):
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
-
-
 def saved_as(checkpoints, folder, **options):
     """The checkpoints' models, saved again."""
     folders = []
@@ -69,13 +58,14 @@ def saved_as(checkpoints, folder, **options):
 def test_the_mean_in_float32_is_that_of_float64_within_its_bound(checkpoints, output, number):
     average_checkpoints(checkpoints[-number:], output)
     mean, expected = weights_of(output), float64_mean(checkpoints[-number:])
+    weights = [weights_of(folder) for folder in checkpoints]
     assert mean.keys() == expected.keys()
     moved = 0
     for name, value in mean.items():
         assert value.dtype == torch.float32
-        bound = number * 2.0**-24 * max(weights_of(folder)[name].abs().max().item() for folder in checkpoints)
+        bound = number * 2.0**-24 * max(each[name].abs().max().item() for each in weights)
         assert (value.double() - expected[name]).abs().max() <= bound, name
-        moved += any(not torch.equal(value, weights_of(folder)[name]) for folder in checkpoints)
+        moved += any(not torch.equal(value, each[name]) for each in weights)
     assert moved == len(mean)
 
 
@@ -93,10 +83,18 @@ def test_the_mean_of_half_precision_is_rounded_once(checkpoints, tmp_path, outpu
     assert model.lm_head.weight is model.model.encoder.embed_tokens.weight
 
 
-def test_the_mean_of_float64_is_not_rounded_to_float32(checkpoints):
+def test_float64_isnt_rounded_to_float32_and_integers_have_to_be_equal(checkpoints, output):
     for step, checkpoint in enumerate(checkpoints):
-        change_weights(checkpoint, extra=torch.tensor([1.0 + step * 2.0**-40], dtype=torch.float64))
-    assert mean_of(checkpoints)["extra"].tolist() == [1.0 + 1.5 * 2.0**-40]
+        extra = torch.tensor([1.0 + step * 2.0**-40], dtype=torch.float64)
+        change_weights(checkpoint, extra=extra, counts=torch.tensor([2**40 + 1, 3]))
+    mean = mean_of(checkpoints)
+    assert (mean["extra"].tolist(), mean["counts"].tolist()) == ([1.0 + 1.5 * 2.0**-40], [2**40 + 1, 3])
+    with pytest.raises(ValueError, match=r"checkpoint-4: the model has no counts"):  # its configuration has none
+        average_checkpoints(checkpoints, output)
+    assert not output.exists()
+    change_weights(checkpoints[2], counts=torch.tensor([2**40 + 1, 4]))
+    with pytest.raises(ValueError, match=r"checkpoint-3: counts is torch.int64 and differs from .*checkpoint-1's"):
+        mean_of(checkpoints)
 
 
 SIZES = {
@@ -145,7 +143,11 @@ def test_sharded_weights_have_the_same_mean(checkpoints, tmp_path, output):
 
 
 def test_configuration_tokenizer_and_code_are_the_last_checkpoints(checkpoints, output):
+    """What training changes may differ before."""
     GenerationConfig(num_beams=7).save_pretrained(checkpoints[-1])
+    change_json(checkpoints[0] / "config.json", dropout=0.3, use_cache=True, transformers_version="5.24.0")
+    padding = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
+    change_json(checkpoints[1] / "tokenizer.json", padding=padding | {"pad_type_id": 0, "pad_token": "<pad>"})
     average_checkpoints(checkpoints, output)
     kept = {
         file.name
@@ -167,15 +169,6 @@ def test_the_tokenizer_of_a_converted_model(tmp_path, output):
     average_checkpoints([tmp_path / "opus"], output / "deep" / "down")  # the folders are made
     tokenizer, own = (AutoTokenizer.from_pretrained(folder) for folder in (output / "deep" / "down", tmp_path / "opus"))
     assert tokenizer("half", text_target="halb") == own("half", text_target="halb")
-
-
-def test_what_training_changes_may_differ(checkpoints, output):
-    change_json(checkpoints[0] / "config.json", dropout=0.3, use_cache=True, transformers_version="5.24.0")
-    padding = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
-    padding |= {"pad_type_id": 0, "pad_token": "<pad>"}
-    change_json(checkpoints[1] / "tokenizer.json", padding=padding)
-    average_checkpoints(checkpoints, output)
-    assert json.loads((output / "config.json").read_text())["dropout"] == 0.1
 
 
 # What doesn't fit together
@@ -221,23 +214,6 @@ def test_what_cant_be_averaged_is_named(checkpoints, output):
         average_checkpoints([*checkpoints, output.parent / "nothing"], output)
 
 
-def test_integers_have_to_be_equal(checkpoints):
-    for checkpoint in checkpoints:
-        change_weights(checkpoint, counts=torch.tensor([2**40 + 1, 3]))
-    assert mean_of(checkpoints)["counts"].tolist() == [2**40 + 1, 3]
-    change_weights(checkpoints[2], counts=torch.tensor([2**40 + 1, 4]))
-    with pytest.raises(ValueError, match=r"checkpoint-3: counts is torch.int64 and differs from .*checkpoint-1's"):
-        mean_of(checkpoints)
-
-
-def test_weights_that_are_not_the_configurations(checkpoints, output):
-    for checkpoint in checkpoints:
-        change_weights(checkpoint, counts=torch.tensor([3]))
-    with pytest.raises(ValueError, match=r"checkpoint-4: the model has no counts"):
-        average_checkpoints(checkpoints, output)
-    assert not output.exists()
-
-
 # The output
 
 
@@ -256,36 +232,28 @@ def test_an_output_is_replaced_only_if_asked(checkpoints, output):
     assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
 
 
-def test_nothing_but_a_model_is_overwritten(checkpoints, output):
+def test_nothing_but_a_model_is_overwritten(checkpoints, output, monkeypatch):
     run = Path(shutil.copytree(checkpoints[0].parent, output.with_name("another")))
     shutil.copy(checkpoints[0] / "config.json", run)  # as the Trainer's save_model leaves it
-    output.mkdir()
-    (output / "thesis.txt").write_text("all of it")
-    (output / "own").mkdir()
-    (output / "own" / "train.py").write_text("mine")
-    for place in (run, output, output / "thesis.txt", output / "own", output / "own" / "train.py"):
+    notes, code = output.with_name("notes") / "thesis.txt", output.with_name("notes") / "own" / "train.py"
+    average_checkpoints(checkpoints[:1], output)
+    for file in (notes, code, output / "serve.py"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    for place in (run, notes.parent, notes, code.parent, code, output):
         with pytest.raises(ValueError, match="is not just a saved model"):
             average_checkpoints(checkpoints, place, overwrite=True)
-    assert all((checkpoint / "optimizer.pt").exists() for checkpoint in checkpoints_in(run))
-    assert (output / "thesis.txt").exists()
-    assert (output / "own" / "train.py").exists()
-
-
-def test_other_files_stay_even_if_put_there_meanwhile(checkpoints, output, monkeypatch):
-    average_checkpoints(checkpoints[:1], output)
-    (output / "serve.py").write_text("mine")
-    with pytest.raises(ValueError, match=r"it contains serve\.py"):
-        average_checkpoints(checkpoints, output, overwrite=True)
     (output / "serve.py").unlink()
 
     def slow_mean(given):
-        (output / "thesis.txt").write_text("all of it")
+        (output / "thesis.txt").write_text("mine")
         return mean_of(given)
 
     monkeypatch.setattr(averaging, "mean_of", slow_mean)
-    with pytest.raises(ValueError, match=r"it contains thesis\.txt"):
+    with pytest.raises(ValueError, match=r"it contains thesis\.txt"):  # which wasn't there at the beginning
         average_checkpoints(checkpoints, output, overwrite=True)
-    assert (output / "thesis.txt").exists()
+    assert all((checkpoint / "optimizer.pt").exists() for checkpoint in checkpoints_in(run))
+    assert [file.read_text() for file in (notes, code, output / "thesis.txt")] == ["mine"] * 3
 
 
 def test_an_output_that_is_a_checkpoint_or_a_link(checkpoints, output):

@@ -1,7 +1,6 @@
 """Checkpoints of the stock Trainer: complete ones, and those that a killed training or a full disk leaves."""
 
 import json
-import logging
 import os
 import shutil
 import warnings
@@ -23,7 +22,6 @@ from hf_vanilla_transformer.checkpoints.completeness import (
     last_complete_checkpoints,
     step_of,
 )
-from hf_vanilla_transformer.checkpoints.headers import tensors_in
 
 
 @pytest.fixture
@@ -44,6 +42,7 @@ def sharded(checkpoint):
     (checkpoint / "model.safetensors").unlink()
     model.save_pretrained(checkpoint, max_shard_size="40KB")
     assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
+    assert damage_of(checkpoint) is None
     return checkpoint
 
 
@@ -62,17 +61,6 @@ def test_checkpoints_by_step(run, tmp_path):
     assert [step_of(folder) for folder in checkpoints_in(run)] == [1, 2, 3, 4, 10]
 
 
-@pytest.mark.parametrize("kind", ["checkpoint", "sharded"])
-def test_headers_tell_names_shapes_and_dtypes(request, kind):
-    folder = request.getfixturevalue(kind)
-    assert damage_of(folder) is None
-    saved = {file: load_file(file) for file in folder.glob("model*.safetensors")}
-    entries = tensors_in(folder)
-    assert len(entries) == sum(map(len, saved.values()))
-    for name, (file, (dtype, shape)) in entries.items():
-        assert (dtype, tuple(shape)) == ("F32", saved[file][name].shape)
-
-
 # Cut short
 
 
@@ -81,29 +69,22 @@ def _cuts(size):
     return sorted(n for n in {0, 1, 7, 8, 9, size // 3, size // 2, size - 8, size - 1} if 0 <= n < size)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_a_binary_file_cut_anywhere(checkpoint, name):
-    """Whatever the length, neither torch nor safetensors can read it, and it is called damaged."""
-    file = checkpoint / name
-    content = file.read_bytes()
-    for length in _cuts(len(content)):
-        file.write_bytes(content[:length])
-        with pytest.raises((SafetensorError, RuntimeError, OSError, EOFError, UnpicklingError)):
-            load_file(file) if name.endswith("safetensors") else torch.load(file, weights_only=False)
-        assert damage_of(checkpoint).startswith(name), length
-    file.write_bytes(content)
-    assert damage_of(checkpoint) is None
+BINARY = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"]
 
 
-@pytest.mark.parametrize("name", ["config.json", "trainer_state.json", *checkpoints.OPTIONAL_JSON])
-def test_a_json_file_cut_anywhere(checkpoint, name):
+@pytest.mark.parametrize("name", [*BINARY, "config.json", "trainer_state.json", *checkpoints.OPTIONAL_JSON])
+def test_a_file_cut_anywhere(checkpoint, name):
+    """Whatever the length, it is called damaged, and neither torch nor safetensors can read a binary one."""
     file = checkpoint / name
     if not file.exists():
         file.write_text(json.dumps({"some": {"more": ["values"]}}))
-    content = file.read_bytes().rstrip()
+    content = file.read_bytes().rstrip() if file.suffix == ".json" else file.read_bytes()
     for length in _cuts(len(content)):
         file.write_bytes(content[:length])
         assert damage_of(checkpoint).startswith(name), length
+        if name in BINARY:
+            with pytest.raises((SafetensorError, RuntimeError, OSError, EOFError, UnpicklingError)):
+                load_file(file) if name.endswith("safetensors") else torch.load(file, weights_only=False)
     file.write_bytes(content)
     assert damage_of(checkpoint) is None
 
@@ -172,14 +153,8 @@ def test_an_index_that_does_not_fit(sharded):
     for content in ("{}", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}', json.dumps(index)[:-5], ""):
         file.write_text(content)
         assert damage_of(sharded).startswith("model.safetensors.index.json")
-
-
-def test_an_index_that_leads_out_of_the_checkpoint(sharded):
-    file = sharded / "model.safetensors.index.json"
-    index = json.loads(file.read_text())
-    name, shard = next(iter(index["weight_map"].items()))
-    (sharded / shard).rename(sharded.parent / shard)
-    for place in (f"../{shard}", f"{sharded.parent}/{shard}", f"./{shard}"):
+    (sharded / first).rename(sharded.parent / first)
+    for place in (f"../{first}", f"{sharded.parent}/{first}", f"./{first}"):
         file.write_text(json.dumps(index | {"weight_map": index["weight_map"] | {name: place}}))
         assert "not a file beside it" in damage_of(sharded)
 
@@ -199,16 +174,6 @@ def test_models_alone_are_whole_but_not_to_resume(tiny_checkpoint, tmp_path):
 
 
 # The last complete one
-
-
-def test_damaged_ones_are_skipped_with_a_warning_each(run, caplog):
-    (run / "checkpoint-4" / "trainer_state.json").unlink()
-    os.truncate(run / "checkpoint-3" / "optimizer.pt", 1000)
-    os.truncate(run / "checkpoint-1" / "optimizer.pt", 1000)  # older than what is found: not looked at
-    assert last_complete_checkpoint(run) == run / "checkpoint-2"
-    fourth, third = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
-    assert fourth.startswith(f"skipping {run / 'checkpoint-4'}: trainer_state.json is missing")
-    assert third.startswith(f"skipping {run / 'checkpoint-3'}: optimizer.pt can't be loaded")
 
 
 def test_the_last_few(run):

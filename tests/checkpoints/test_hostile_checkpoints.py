@@ -1,6 +1,5 @@
-"""A run's folder is data: `average` and `train` execute nothing in it, read and write nothing outside, keep notes."""
+"""A run's folder is data: no command executes anything in it, reads or writes anything outside, or loses notes."""
 
-import json
 import pickle
 import resource
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from trainer_runs import change_json
 
 
 class Planted:
@@ -37,49 +37,63 @@ def code(file: Path, marker: Path) -> None:
     file.write_text(f"open({str(marker)!r}, 'w').close()\nclass Evil: pass\ndef generate(*args, **kwargs): pass\n")
 
 
-def with_fields(file: Path, **fields: object) -> None:
-    values = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps({**values, **fields}))
+# Each plants something in a folder with a model or with a tokenizer.
+def weights(folder: Path, marker: Path) -> None:
+    for name in ("pytorch_model.bin", "adapter_model.bin"):
+        saved_by_torch(folder / name, marker)
+    pickled(folder / "pytorch_model_fsdp_0" / ".metadata", marker)
 
 
 def auto_map(folder: Path, marker: Path, model_type: str = "vanilla_transformer") -> None:
     code(folder / "evil.py", marker)
     classes = {name: "evil.Evil" for name in ("AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM")}
-    with_fields(folder / "config.json", auto_map=classes, model_type=model_type)
+    change_json(folder / "config.json", auto_map=classes, model_type=model_type)
 
 
-def auto_tokenizer(folder: Path, marker: Path) -> None:
+def auto_map_of_another_type(folder: Path, marker: Path) -> None:
+    auto_map(folder, marker, "evil")
+
+
+def auto_map_of_the_tokenizer(folder: Path, marker: Path) -> None:
     code(folder / "evil.py", marker)
     tokenizer = {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}
-    with_fields(folder / "tokenizer_config.json", auto_map=tokenizer, tokenizer_class="Evil")
+    change_json(folder / "tokenizer_config.json", auto_map=tokenizer, tokenizer_class="Evil")
 
 
-WEIGHTS = ("pytorch_model.bin", "adapter_model.bin", "pytorch_model_fsdp_0/.metadata")
-CODE = ("custom_generate/generate.py", "modeling_vanilla_transformer.py", "__init__.py")
+def beside_the_model(folder: Path, marker: Path) -> None:
+    """What nothing has to read."""
+    weights(folder, marker)
+    saved_by_torch(folder / "training_args.bin", marker)
+    for name in ("custom_generate/generate.py", "modeling_vanilla_transformer.py", "__init__.py"):
+        code(folder / name, marker)
+    auto_map(folder, marker)
 
 
-def of_file(write: Callable[[Path, Path], None], name: str) -> Callable[[Path, Path], None]:
-    return lambda folder, marker: write(folder / name, marker)
+def custom_generate(folder: Path, marker: Path) -> None:
+    code(folder / "custom_generate" / "generate.py", marker)
+    change_json(folder / "generation_config.json", custom_generate=".")
 
 
-PLANTS: dict[str, Callable[[Path, Path], None]] = {
-    **{name: of_file(saved_by_torch, name) for name in ("optimizer.pt", "rng_state.pth", "training_args.bin")},
-    **{name: of_file(saved_by_torch, name) for name in WEIGHTS[:2]},
-    **{f"pickled {name}": of_file(pickled, name) for name in ("optimizer.pt", "rng_state.pth")},
-    **{WEIGHTS[2]: of_file(pickled, WEIGHTS[2])},
-    **{name: of_file(code, name) for name in CODE},
-    "auto_map": auto_map,
-    "auto_map of another type": lambda folder, marker: auto_map(folder, marker, "evil"),
-    "auto_map of the tokenizer": auto_tokenizer,
-    "custom_generate": lambda folder, marker: with_fields(folder / "generation_config.json", custom_generate="."),
+def states(write: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+    """One in each checkpoint, so that both are looked at."""
+    return lambda folder, marker: write(folder / STATES.get(folder.name, "rng_state.pth"), marker)
+
+
+STATES = {"checkpoint-4": "optimizer.pt"}
+PLANTS = {
+    "beside the model": beside_the_model,
+    "custom_generate": custom_generate,
+    "auto_map of another type": auto_map_of_another_type,
+    "auto_map of the tokenizer": auto_map_of_the_tokenizer,
+    "states": states(saved_by_torch),
+    "pickled states": states(pickled),
 }
 
 
-def plant(name: str, run: Path, marker: Path) -> None:
+def plant(kind: Callable[[Path, Path], None], run: Path, marker: Path) -> None:
     """Plants it wherever a run has a model or a tokenizer."""
-    for folder in (run, *run.glob("checkpoint-*"), run / "tokenizer", run / "averaged-2"):
-        if folder.is_dir():
-            PLANTS[name](folder, marker)
+    for folder in (run, *run.glob("checkpoint-*"), run / "tokenizer"):
+        kind(folder, marker)
 
 
 @pytest.fixture
@@ -89,26 +103,41 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PLANTS)
-def test_nothing_is_executed(vanilla_transformer, train, finished, marker, tmp_path, name):
-    plant(name, tmp_path / "run", marker)
-    averaged = vanilla_transformer("average", tmp_path / "run", "--last", 2, "--output", tmp_path / "mean")
+@pytest.mark.parametrize("kind", PLANTS)
+def test_nothing_is_executed(vanilla_transformer, train, finished, marker, tmp_path, kind):
+    run = tmp_path / "run"
+    plant(PLANTS[kind], run, marker)
+    loading = [
+        vanilla_transformer("translate", "--model", run / "checkpoint-4", "nine 3", "--max-new-tokens", 2),
+        train(finished, "--model-name-or-path", run / "checkpoint-4", "--dry-run"),
+    ]
+    averaged = vanilla_transformer("average", run, "--last", 2, "--output", tmp_path / "mean")
     resumed = train(finished, "--resume", "--max-steps", 6)
     assert not marker.exists()
-    assert (averaged.code, bool(averaged.out)) in ((0, True), (2, False))
-    for result in (averaged, resumed):
+    for result in (*loading, averaged, resumed):
         assert not result.code or result.error
+    if kind == "auto_map of another type":
+        assert [(one.code, "--trust-remote-code" in one.error) for one in loading] == [(2, True)] * 2
+    if kind == "beside the model":  # the installed classes are used, as for any checkpoint of this type
+        assert [one.code for one in (*loading, averaged, resumed)] == [0] * 4
 
 
-@pytest.mark.parametrize("name", [*WEIGHTS, "auto_map"])
+def test_code_runs_where_it_is_trusted(vanilla_transformer, checkpoint, marker):
+    auto_map_of_another_type(checkpoint, marker)
+    result = vanilla_transformer("translate", "--model", checkpoint, "--trust-remote-code", "nine 3")
+    assert result.code == 2  # its class is no model
+    assert marker.exists()
+
+
 def test_checkpoints_without_safetensors_are_not_loaded_in_another_way(
-    vanilla_transformer, train, finished, marker, tmp_path, name
+    vanilla_transformer, train, finished, marker, tmp_path
 ):
     """Nothing is left to resume from, so resuming starts again."""
     run = tmp_path / "run"
     for checkpoint in run.glob("checkpoint-*"):
         (checkpoint / "model.safetensors").unlink()
-    plant(name, run, marker)
+    plant(weights, run, marker)
+    plant(auto_map, run, marker)
     result = vanilla_transformer("average", run, "--last", 2, "--output", tmp_path / "mean")
     assert result.code == 2
     assert "no complete checkpoint" in result.error
@@ -136,15 +165,6 @@ def test_a_link_to_a_file_elsewhere_is_not_followed(vanilla_transformer, finishe
         assert f"{file} is a link to {secret}" in result.error
 
 
-def test_links_within_a_checkpoint_and_to_a_checkpoint_are_followed(vanilla_transformer, finished, tmp_path):
-    checkpoint = tmp_path / "run" / "checkpoint-4"
-    (checkpoint / "config.json").rename(checkpoint / "settings")
-    linked(checkpoint / "config.json", "settings")
-    linked(tmp_path / "best", checkpoint)
-    assert vanilla_transformer("average", "--checkpoints", tmp_path / "best", "--output", tmp_path / "mean").code == 0
-    assert not (tmp_path / "mean" / "config.json").is_symlink()
-
-
 def in_cache_of_hub(checkpoint: Path, cache: Path, revision: str) -> Path:
     """Lays out a checkpoint as the Hub's cache does: snapshots/REVISION/NAME -> ../../blobs/HASH."""
     (cache / "blobs").mkdir(parents=True, exist_ok=True)
@@ -155,13 +175,19 @@ def in_cache_of_hub(checkpoint: Path, cache: Path, revision: str) -> Path:
     return cache / "snapshots" / revision
 
 
-def test_models_in_the_hubs_cache_are_averaged(vanilla_transformer, finished, tmp_path):
+def test_links_of_the_hubs_cache_within_a_checkpoint_and_to_one_are_followed(vanilla_transformer, finished, tmp_path):
     run, cache = tmp_path / "run", tmp_path / "models--user--model"
-    snapshots = [in_cache_of_hub(run / f"checkpoint-{step}", cache, f"rev{step}") for step in (2, 4)]
-    assert vanilla_transformer("average", "--checkpoints", *snapshots, "--output", tmp_path / "mean").code == 0
-    mean, expected = (load_file(folder / "model.safetensors") for folder in (tmp_path / "mean", run / "averaged-2"))
-    assert all(torch.equal(mean[name], value) for name, value in expected.items())
-    assert not any(file.is_symlink() for file in (tmp_path / "mean").iterdir())
+    two, four = (in_cache_of_hub(run / f"checkpoint-{step}", cache, f"rev{step}") for step in (2, 4))
+    (run / "checkpoint-4" / "config.json").rename(run / "checkpoint-4" / "settings")
+    linked(run / "checkpoint-4" / "config.json", "settings")
+    linked(tmp_path / "best", run / "checkpoint-4")
+    expected = load_file(run / "averaged-2" / "model.safetensors")
+    for number, last in enumerate((four, tmp_path / "best")):
+        mean = tmp_path / f"mean-{number}"
+        assert vanilla_transformer("average", "--checkpoints", two, last, "--output", mean).code == 0
+        found = load_file(mean / "model.safetensors")
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+        assert not any(file.is_symlink() for file in mean.iterdir())
 
 
 def test_links_are_not_written_through(train, finished, tmp_path):

@@ -1,11 +1,10 @@
 """What tests of several commands share: models and a run that are made once, and a folder with text files."""
 
-import gzip
 from pathlib import Path
 
 import pytest
 import torch
-from small_corpus import REFERENCES, SOURCES, lines, load
+from small_corpus import load, write_texts
 from trainer_runs import stock_trainer
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast
@@ -41,21 +40,5 @@ def trained(tiny_checkpoint, tmp_path_factory):
 def here(monkeypatch, tmp_path):
     """The working directory: a folder with parallel texts."""
     monkeypatch.chdir(tmp_path)
-    Path("source.en").write_text(lines(SOURCES), encoding="utf-8")
-    Path("reference.de").write_text(lines(REFERENCES), encoding="utf-8")
+    write_texts(Path())
     return tmp_path
-
-
-@pytest.fixture
-def bad_files(here):
-    """Files and folders that commands refuse, beside the texts."""
-    contents = {
-        "empty": b"", "short": b"eins\n", "latin1": "gut\nschön\ngut\ngut\n".encode("latin1"), "text": b"nine\n",
-        "damaged.gz": gzip.compress(b"text\n" * 4)[:-9], "empty.json": b'{"log_history": []}',
-    }  # fmt: skip
-    for name, content in contents.items():
-        Path(name).write_bytes(content)
-    Path("link").symlink_to("text")
-    Path("taken").mkdir()
-    Path("taken/thesis.txt").touch()
-    return here

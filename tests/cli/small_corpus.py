@@ -13,8 +13,9 @@ NEEDED_BY_NONE = {
 }  # fmt: skip
 
 
-def lines(texts):
-    return "".join(f"{text}\n" for text in texts)
+def write_texts(folder, times=1):
+    for name, texts in (("source.en", SOURCES), ("reference.de", REFERENCES)):
+        (folder / name).write_text("".join(f"{text}\n" for text in times * texts), encoding="utf-8")
 
 
 def load(checkpoint):

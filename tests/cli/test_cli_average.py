@@ -21,29 +21,29 @@ def folder(trained, tmp_path):
 
 @pytest.fixture
 def average(vanilla_transformer):
-    """Runs the command in this process and returns its exit code, output and errors."""
     return partial(vanilla_transformer, "average")
 
 
 def assert_is_mean_of(output, run, steps):
-    expected = output.with_name("expected")
+    expected = output.with_name(f"expected-{len(steps)}")
     average_checkpoints([run / f"checkpoint-{step}" for step in steps], expected)
     weights, right = (load_file(folder / "model.safetensors") for folder in (output, expected))
     assert all(torch.equal(weights[name], value) for name, value in right.items())
 
 
-def test_the_last_five_by_default(average, folder):
+def test_the_last_few(average, folder, tmp_path):
     output = folder / "averaged-5"
     assert average(folder) == (0, f"averaged 5 checkpoints (steps 2, 3, 4, 5, 6) into {output}\n", "")
     assert_is_mean_of(output, folder, [2, 3, 4, 5, 6])
-
-
-def test_the_last_few_into_a_folder(average, folder, tmp_path):
     output = tmp_path / "mean"
     expected = (0, f"averaged 2 checkpoints (steps 5, 6) into {output}\n", "")
     assert average(folder, "--last", 2, "--output", output) == expected
     assert_is_mean_of(output, folder, [5, 6])
     assert average(folder, "--last", 1)[1] == f"averaged 1 checkpoint (step 6) into {folder / 'averaged-1'}\n"
+    code, out, err = average(folder, "--last", 1)
+    assert (code, out) == (2, "")
+    assert re.fullmatch("vanilla-transformer: error: .*averaged-1 exists; choose another .*overwrite.*\n", err), err
+    assert average(folder, "--last", 1, "--overwrite")[0] == 0
 
 
 def test_damaged_ones_are_skipped(average, folder, caplog):
@@ -65,14 +65,6 @@ def test_named_checkpoints(average, folder, tmp_path):
     best = Path(shutil.copytree(named[0], tmp_path / "best"))
     code, out, err = average("--checkpoints", best, named[1], "--output", tmp_path / "two")
     assert (code, out, err) == (0, f"averaged 2 checkpoints ({best}, {named[1]}) into {tmp_path / 'two'}\n", "")
-
-
-def test_an_existing_output(average, folder):
-    assert average(folder, "--last", 2)[0] == 0
-    code, out, err = average(folder, "--last", 2)
-    assert (code, out) == (2, "")
-    assert re.fullmatch("vanilla-transformer: error: .*averaged-2 exists; choose another .*overwrite.*\n", err), err
-    assert average(folder, "--last", 2, "--overwrite")[0] == 0
 
 
 @pytest.mark.parametrize("output", ["/proc/average", f"{__file__}/average"])

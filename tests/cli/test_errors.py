@@ -1,15 +1,20 @@
 """What every command says of a mistake: one line that names the fix, before a model is loaded where that isn't needed.
 
-`card` and `push` have theirs in tests/hub, `convert` and `export` in tests/interop, recipes in tests/training.
+What is wrong with folders, repositories and other systems' models is in tests/hub and tests/interop.
 """
 
+import gzip
 import io
+import re
 import shlex
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from small_corpus import write_texts
+from small_runs import recipe_in
 
 from hf_vanilla_transformer.translation.translator import Translator
 
@@ -17,6 +22,7 @@ EVALUATE = "evaluate --source source.en --reference reference.de --model MODEL"
 SEVERAL = f"{EVALUATE} OTHER"
 EXPLAIN = "explain --model MODEL --output"
 DRAW = "plot attention --source nine --model MODEL --output a.png"
+TRAIN = "train --config recipe.yaml"
 HELP = "(see vanilla-transformer --help)"
 
 # A command -> what the line of its error contains.
@@ -36,10 +42,8 @@ BEFORE_LOADING = {
     "translate --model MODEL --ray local -- a": "--ray is for tables, or several files; give them by --input, or leave",
     "translate --model /no/where a": "'/no/where' is neither a folder here nor a name that the Hub could have",
     "translate --model no/where a": "no/where is not a folder here, and the Hub can't be reached",
-    "translate --model text a": "is not a folder here, and the Hub can't be reached",
     "translate --model ./text a": "'./text' is neither a folder here nor a name that the Hub could have",
     "translate --model taken a": "not a checkpoint: it has no config.json; give",
-    "info graphs": "is in ONNX's format, for onnxruntime; give the model that it was exported from",
     "translate --model MODEL < latin1": "input:2: not UTF-8 (byte 0xf6 at 4); convert it to UTF-8, with iconv",
     "translate --model MODEL a\udcff": "sentence 1 is not valid UTF-8",
     "translate --model MODEL --input nowhere": "nowhere: no such file; name an existing file",
@@ -53,9 +57,7 @@ BEFORE_LOADING = {
     "translate --model MODEL --output . nine": "--output . is a folder; give a file in a folder that exists",
     "translate --model MODEL --output no/new nine": "--output no/new can't be written: there is no folder no",
     f"{EVALUATE} --source nowhere.en": "nowhere.en: no such file; name an existing file",
-    f"{EVALUATE} --source empty": "empty: the file is empty; is it",
     f"{EVALUATE} --source latin1": "latin1:2: not UTF-8 (byte 0xf6 at 4); convert it to UTF-8, with iconv",
-    f"{EVALUATE} --source damaged.gz": "the compressed file is damaged",
     f"{EVALUATE} --reference short": "short: ends after line 1, but source.en is longer",
     f"{EVALUATE} --json text": "--json text exists; give another file, or --overwrite to replace it",
     f"{EVALUATE} --json source.en --overwrite": "--json source.en is the file of another option; give another",
@@ -76,7 +78,6 @@ BEFORE_LOADING = {
     "average /no/where": "/no/where is not a folder; RUN must be",
     "average taken": "has no complete checkpoint; give a training's folder",
     "average RUN --last 7": "has 6 complete checkpoints, not 7 (checkpoint-1, ",
-    "average RUN --last 0": "--last: '0' is not an integer of at least 1",
     "average RUN --checkpoints RUN/checkpoint-1": "--checkpoints: not allowed with argument RUN",
     "average --checkpoints RUN/checkpoint-1 --last 1": "--last is for RUN's checkpoints, and",
     "average --checkpoints RUN/checkpoint-9": "checkpoint-9: there is no such folder",
@@ -96,7 +97,6 @@ BEFORE_LOADING = {
     "plot curves nowhere --output a.png": "nowhere/trainer_state.json is missing; give the",
     "plot curves empty.json --output a.png": "no log has a loss, a perplexity or a BLEU score",
     f"{DRAW} --target ' '": "the text is empty; give a sentence",
-    f"{DRAW} --layer 0": "'0' is not an integer of at least 1",
     f"{DRAW} --layer 1 --output a.html": "leave out --part, --layer and --heads",
     f"{DRAW} --model ./nowhere": "'./nowhere' is neither a folder here nor a name",
     "serve --model MODEL --replicas 4": "--replicas and --models-per-replica are for --ray",
@@ -104,6 +104,29 @@ BEFORE_LOADING = {
     "serve --model MODEL": "doesn't say what it translates; give --languages, such as en-de",
     "serve --model en-de=MODEL en-de=MODEL": "two models translate en-de; give each pair once",
     "serve --model MODEL MODEL --languages en-de": "--languages is for one model without a pair",
+    f"{TRAIN} no_output.yaml": "--output-dir",
+    f"{TRAIN} no_data.yaml": "no training data",
+    f"{TRAIN} no_target.yaml": "1 source files but 0 target files",
+    f"{TRAIN} no_validation.yaml": "eval_strategy needs",
+    f"{TRAIN} --test-source nowhere.en": "nowhere.en: no such file",
+    f"{TRAIN} --average-last 5 --save-total-limit 3": "keep at least 5",
+    f"{TRAIN} --early-stopping soon": "early_stopping is 'soon'; give true, false or never",
+    f"{TRAIN} --num-beams 0": "num_beams is 0; give 1 or more",
+    f"{TRAIN} --gnmt-length-penalty=-1": "gnmt_length_penalty is -1.0; give 0 or more",
+    f"{TRAIN} --preset huge": "preset",
+    f"{TRAIN} --d-model 130": "d_model",
+    f"{TRAIN} --dropout 2": "dropout",
+    f"{TRAIN} --resum": "unrecognized arguments: --resum; did you mean '--resume'?",
+    f"{TRAIN} --bf16-eval": "did you mean '--bf16'?",  # which `train` supports
+    f"{TRAIN} --fsdp full_shard": "fsdp isn't supported by `train`",
+    f"{TRAIN} --config multi30k_tni": "did you mean 'multi30k_tiny'?",
+    # Options that come later override earlier ones, alone too, and a value behind "=" may have spaces.
+    f"{TRAIN} '--train-source=no where.en'": "no where.en: no such file",
+    f"{TRAIN} no_data.yaml --config more.yaml": "nowhere.en: no such file",
+    "card CARDED --license mit": "README.md exists; give --overwrite to replace it",
+    "card CARDED --overwrite --name my-run": "--name my-run is not a repository's name; give user/name",
+    "card CARDED --lang en": "unrecognized arguments: --lang",
+    "card nowhere": "is not a folder; DIR must be that of a saved model",
 }
 AFTER_LOADING = {
     "translate --model graphs a": "is in ONNX's format, for onnxruntime; give the model that it was exported from",
@@ -113,14 +136,62 @@ AFTER_LOADING = {
     f"{DRAW} --layer 3": "layer 3 doesn't exist: there are layers 1 to 2",
     f"{DRAW} --heads 5": "head 5 doesn't exist: there are heads 1 to 4",
 }
+# These have begun to write the run's folder.
+WHEN_THE_DATA_IS_READ = {
+    f"{TRAIN} --vocab-size 50": "vocab_size=50: give an integer of at least 259",
+    f"{TRAIN} --max-length 1": "no sentence pair is left",
+    f"{TRAIN} --gradient-accumulation-steps 1000": "50 sentence pairs are too few for 1 processes",
+    f"{TRAIN} --streaming true --max-length 129": "129 may not fit into per_device_train_batch_tokens 128",
+}
+MISSING_PACKAGES = {
+    "export --model MODEL --output new --to onnx": ("onnxruntime", "onnx needs more packages", "export"),
+    "export --model MODEL --output new --to onnx ": ("onnxscript", "onnx needs more packages", "export"),
+    "export --model MODEL --output new --to stock --onnx": ("onnxruntime", "js needs more packages", "export"),
+    "export --model MODEL --output new --to stock --onnx ": ("onnxscript", "js needs more packages", "export"),
+    "export --model MODEL --output new --to ctranslate2": ("ctranslate2", "ctranslate2 needs more packages", "export"),
+    "serve --model en-de=MODEL --ray": ("ray", "Ray isn't installed", "ray"),
+    DRAW: ("matplotlib", "", "plot"),
+}
+
+
+@pytest.fixture(scope="module")
+def place(checkpoints, trained, tmp_path_factory):
+    """A folder with parallel texts, recipes, and files and folders that commands refuse."""
+    folder = tmp_path_factory.mktemp("place")
+    write_texts(folder)
+    contents = {
+        "empty": b"", "short": b"eins\n", "latin1": "gut\nschön\ngut\ngut\n".encode("latin1"), "text": b"nine\n",
+        "damaged.gz": gzip.compress(b"text\n" * 4)[:-9], "empty.json": b'{"log_history": []}',
+    }  # fmt: skip
+    recipe = recipe_in(folder) | {"eval_strategy": "steps", "eval_steps": 2, "output_dir": "run"}
+    no_target, no_source = {"train_target": []}, {"train_source": []}
+    recipes = {
+        "recipe": recipe, "no_output": {"output_dir": None}, "no_target": no_target, "no_data": no_source | no_target,
+        "no_validation": {"validation_source": [], "validation_target": []},
+        "more": {"train_source": ["nowhere.en"], "train_target": ["nowhere.de"]},
+    }  # fmt: skip
+    contents |= {f"{name}.yaml": yaml.safe_dump(settings).encode() for name, settings in recipes.items()}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    (folder / "link").symlink_to("text")
+    (folder / "taken").mkdir()
+    (folder / "taken" / "thesis.txt").touch()
+    shutil.copytree(checkpoints[0], folder / "graphs", ignore=shutil.ignore_patterns("*.safetensors"))
+    (folder / "graphs" / "encoder_model.onnx").touch()
+    shutil.copytree(checkpoints[0], folder / "carded")
+    (folder / "carded" / "README.md").write_text("---\nlicense: mit\n---\n")
+    return folder
 
 
 @pytest.fixture
-def error(vanilla_transformer, monkeypatch, bad_files, checkpoints, trained):
-    """Runs a line of a shell, and returns the one line that it prints; nothing is written."""
-    graphs = Path(shutil.copytree(checkpoints[0], "graphs", ignore=shutil.ignore_patterns("*.safetensors")))
-    (graphs / "encoder_model.onnx").touch()
+def error(vanilla_transformer, monkeypatch, place, checkpoints, trained):
+    """Runs a line of a shell in that folder, and returns the one line that it prints; nothing is written."""
+    monkeypatch.chdir(place)
     names = dict(zip(("MODEL", "OTHER", "STRANGER"), checkpoints, strict=True)) | {"RUN": str(trained)}
+    names["CARDED"] = str(place / "carded")
+
+    def times():
+        return {path: path.stat().st_mtime_ns for folder in (place, trained) for path in folder.rglob("*")}
 
     def error(line):
         command, _, file = line.partition(" < ")
@@ -128,10 +199,10 @@ def error(vanilla_transformer, monkeypatch, bad_files, checkpoints, trained):
             command = command.replace(name, folder)
         stdin = Path(file).read_bytes() if file else b""
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        before = {path: path.stat().st_mtime_ns for path in (*bad_files.rglob("*"), *trained.rglob("*"))}
+        before = times()
         result = vanilla_transformer(*shlex.split(command))
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1), result
-        assert {path: path.stat().st_mtime_ns for path in (*bad_files.rglob("*"), *trained.rglob("*"))} == before
+        assert times() == before
         return result.error
 
     return error
@@ -148,21 +219,21 @@ def test_what_a_model_lacks_is_one_line(error, command):
     assert AFTER_LOADING[command] in error(command)
 
 
-@pytest.mark.parametrize(
-    ("system", "package"),
-    [
-        ("onnx", "onnxruntime"),
-        ("onnx", "onnxscript"),
-        ("transformers_js", "onnxruntime"),
-        ("transformers_js", "onnxscript"),
-        ("ctranslate2", "ctranslate2"),
-    ],
-)
-def test_export_names_the_extra(vanilla_transformer, tiny_checkpoint, tmp_path, monkeypatch, system, package):
-    for module in (system, "onnx"):  # which transformers_js imports
-        monkeypatch.delitem(sys.modules, f"hf_vanilla_transformer.interop.{module}", raising=False)
+@pytest.mark.parametrize("command", WHEN_THE_DATA_IS_READ)
+def test_what_the_data_lacks_is_one_line(vanilla_transformer, monkeypatch, place, tmp_path, command):
+    monkeypatch.chdir(place)
+    result = vanilla_transformer(*command.split(), "--output-dir", tmp_path / "run")
+    assert (result.code, WHEN_THE_DATA_IS_READ[command] in result.error, result.err.count("\n")) == (2, True, 1)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("command", MISSING_PACKAGES)
+def test_a_missing_package_is_named_with_its_extra(error, monkeypatch, command):
+    package, message, extra = MISSING_PACKAGES[command]
+    ours = re.compile(r"hf_vanilla_transformer\.(interop\.(onnx|transformers_js|ctranslate2)$|serving\.ray)|ray(\.|$)")
+    for name in [name for name in sys.modules if ours.match(name)]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    to = ("stock", "--onnx") if system == "transformers_js" else (system,)
-    result = vanilla_transformer("export", "--model", tiny_checkpoint, "--output", tmp_path / "new", "--to", *to)
-    assert (result.code, f"{system} needs more packages" in result.error) == (2, True)
-    assert "run pip install '.[export]' in a checkout" in result.error
+    found = error(command)
+    assert message in found
+    assert f"run pip install '.[{extra}]'" in found

@@ -115,13 +115,6 @@ def test_a_row_that_is_far_too_long_is_read_in_every_table(write, name):
     assert pairs_of(Corpus(tables=(write(name, contents.get(name, as_json(pairs))),))) == pairs
 
 
-def test_a_table_is_known_by_its_name(write):
-    with pytest.raises(CorpusError, match=r"a\.tmx: XML; give a table \(\.tsv, "):
-        Corpus(tables=(write("a.tmx", "<tmx>"),))
-    with pytest.raises(CorpusError, match=r"a\.txt: no table by its name; give a table"):
-        Corpus(tables=(write("a.txt", "a\tb\n"),))
-
-
 TRANSLATIONS = {
     "a.jsonl": as_translations(PAIRS),
     "a.parquet": pyarrow.table({"translation": [{"en": s, "de": t} for s, t in PAIRS]}),
@@ -229,7 +222,20 @@ def test_sources_of_all_kinds_come_in_their_order(write, on_hub, streaming):
     assert isinstance(read_corpus(corpus, streaming), IterableDataset if streaming else Dataset)
 
 
-def test_a_corpus_without_sources_is_false():
+def test_files_are_checked_before_any_is_read(write, tmp_path):
+    (tmp_path / "folder.tsv").mkdir()
+    write("empty.tsv", "")
+    for name, problem in (("none", "no such file"), ("folder", "is a folder"), ("empty", "the file is empty; is it")):
+        for kind in ("source", "target", "tables"):
+            files = {"source": (write("s", "a\n"),), "target": (write("t", "b\n"),)}
+            with pytest.raises(CorpusError, match=rf"/{name}\.tsv: {problem}"):
+                Corpus(**{**files, kind: (str(tmp_path / f"{name}.tsv"),)})
+    with pytest.raises(CorpusError, match="2 source files but 1 target files; give each its translation"):
+        Corpus((write("a", "a\n"), write("b", "a\n")), (write("c", "a\n"),))
+    with pytest.raises(CorpusError, match=r"a\.tmx: XML; give a table \(\.tsv, "):  # a table is known by its name
+        Corpus(tables=(write("a.tmx", "<tmx>"),))
+    with pytest.raises(CorpusError, match=r"a\.txt: no table by its name; give a table"):
+        Corpus(tables=(write("a.txt", "a\tb\n"),))
     assert not Corpus()
     with pytest.raises(CorpusError, match="no corpus is given; name files"):
         read_corpus(Corpus())
@@ -238,7 +244,7 @@ def test_a_corpus_without_sources_is_false():
 # The cache
 
 
-def test_a_file_that_changes_is_read_anew(write):
+def test_a_file_is_read_anew_if_it_has_changed(write, monkeypatch):
     def read(content, time):
         table = write("a.tsv", content)
         os.utime(table, ns=(time, time))
@@ -247,6 +253,11 @@ def test_a_file_that_changes_is_read_anew(write):
     assert read("a\tb\n", 1_000) == [("a", "b")]
     assert read("c\td\n", 2_000) == [("c", "d")]  # as long as before
     assert read("c\tde\n", 2_000) == [("c", "de")]  # as old as before
+    corpus = Corpus((write("s", lines(SOURCES)),), (write("t", lines(TARGETS)),))
+    first = read_corpus(corpus)
+    monkeypatch.setattr("hf_vanilla_transformer.data.corpora.read_text", None)
+    second = read_corpus(corpus)
+    assert (second.cache_files, list(second)) == (first.cache_files, list(first))
 
 
 def test_the_state_of_a_corpus_changes_with_its_files(write, tmp_path, monkeypatch):
@@ -264,15 +275,6 @@ def test_the_state_of_a_corpus_changes_with_its_files(write, tmp_path, monkeypat
     stream = IterableDataset.from_generator(lambda: iter(()))
     hub, other = (data.state_of(Corpus(tables=(name,)), stream) for name in ("some/thing", "some/other"))
     assert hub != other
-
-
-def test_an_unchanged_file_is_read_once(write, monkeypatch):
-    corpus = Corpus((write("s", lines(SOURCES)),), (write("t", lines(TARGETS)),))
-    first = read_corpus(corpus)
-    monkeypatch.setattr("hf_vanilla_transformer.data.corpora.read_text", None)
-    second = read_corpus(corpus)
-    assert second.cache_files == first.cache_files
-    assert list(second) == list(first)
 
 
 # What is wrong
@@ -351,24 +353,6 @@ def test_texts_that_cannot_be_read(write, name, content, message):
 )
 def test_tables_that_cannot_be_read(write, name, content, message):
     refused(Corpus(tables=(write(name, content),)), message)
-
-
-@pytest.mark.parametrize("kind", ["source", "target", "tables"])
-def test_files_are_checked_before_any_is_read(write, tmp_path, kind):
-    def corpus(name):
-        files = {"source": (write("s", "a\n"),), "target": (write("t", "b\n"),)}
-        return Corpus(**{**files, kind: (name,)})
-
-    (tmp_path / "folder.tsv").mkdir()
-    write("empty.tsv", "")
-    for name, problem in (("none", "no such file"), ("folder", "is a folder"), ("empty", "the file is empty; is it")):
-        with pytest.raises(CorpusError, match=rf"/{name}\.tsv: {problem}"):
-            corpus(str(tmp_path / f"{name}.tsv"))
-
-
-def test_each_source_needs_a_target(write):
-    with pytest.raises(CorpusError, match="2 source files but 1 target files; give each its translation"):
-        Corpus((write("a", "a\n"), write("b", "a\n")), (write("c", "a\n"),))
 
 
 def test_a_file_that_vanishes_or_is_locked(write, monkeypatch):
@@ -456,13 +440,19 @@ def test_token_ids_are_those_of_each_line_alone(write, tokenizer, streaming):
 
 
 def test_cleaning_by_tokens(write, tokenizer, streaming):
-    pairs = [("", "a"), ("a", ""), ("ab" * 30, "ab" * 30), ("ab", "abababab" * 2), ("a b", "a b")]
+    pairs = [("", "a"), ("a", ""), (" ", "a"), ("a", " \t\u3000")]  # white space is nothing
+    pairs += [("ab" * 30, "ab" * 30), ("ab", "abababab" * 2), ("a b", "a b")]
     corpus = Corpus(tables=(write("a.jsonl", as_json(pairs)),))
     cleaning = Cleaning(max_length=40, max_length_ratio=3)
     tokenized = tokenize(read_corpus(corpus, streaming), tokenizer, cleaning)
     assert ids_of(tokenized) == [(tokenizer("a b")["input_ids"],) * 2]
-    expected = {"an empty side": 2, "more than 40 tokens": 1, "a length ratio above 3": 1}
+    expected = {"an empty side": 4, "more than 40 tokens": 1, "a length ratio above 3": 1}
     assert (dict(cleaning.left_out), cleaning.kept) == (expected, 1)
+    if not streaming:
+        with pytest.raises(
+            CorpusError, match=r"no sentence pair is left of 7: 0 pairs kept, 7 left out: 4 with an empt"
+        ):
+            tokenize(read_corpus(corpus), tokenizer, Cleaning(max_length=1))
 
 
 WORDS = {"tokens": ["<unk>", "<pad>", "<s>", "</s>", "hello", "dog", "hallo", "Hund", "a"], "level": "words"}
@@ -498,12 +488,6 @@ def test_bpe_dropout_segments_anew_at_each_reading_of_a_stream(write, tokenizer)
     assert tokenizer.backend_tokenizer.model.dropout is None
 
 
-def test_nothing_is_left(write, tokenizer):
-    pairs = read_corpus(Corpus(tables=(write("a.tsv", "a\tb\n\tc\n"),)))
-    with pytest.raises(CorpusError, match=r"no sentence pair is left of 2: 0 pairs kept, 2 left out: 1 with an empty"):
-        tokenize(pairs, tokenizer, Cleaning(max_length=1))
-
-
 def test_several_processes_make_the_same_of_it(write, tokenizer, monkeypatch):
     pairs = read_corpus(Corpus(tables=(write("a.jsonl", as_json(PAIRS * 20)),)))
     one, two = Cleaning(15), Cleaning(15)
@@ -528,46 +512,32 @@ def test_lengths_of_rows_that_were_selected_and_of_several_files(write, tokenize
 # The cache of token ids
 
 
-@pytest.fixture
-def calls(monkeypatch):
-    """How often a tokenizer was called with texts of a corpus."""
-    calls = Counter()
-    call = PreTrainedTokenizerFast.__call__
+def test_what_was_tokenized_is_not_tokenized_again(write, tmp_path, tokenizer, monkeypatch):
+    calls, call = [], PreTrainedTokenizerFast.__call__
+    monkeypatch.setattr(
+        PreTrainedTokenizerFast,
+        "__call__",
+        lambda self, *texts, **named: calls.append(texts) or call(self, *texts, **named),
+    )
 
-    def counted(self, *arguments, **options):
-        calls["all"] += arguments != ([""],)
-        return call(self, *arguments, **options)
+    def is_tokenized(pairs, tokenizer):
+        calls.clear()
+        tokenize(pairs, tokenizer, Cleaning(1000))
+        return any(texts != ([""],) for texts in calls)
 
-    monkeypatch.setattr(PreTrainedTokenizerFast, "__call__", counted)
-    return calls
-
-
-def calls_for(calls, pairs, tokenizer):
-    before = calls["all"]
-    tokenize(pairs, tokenizer, Cleaning(1000))
-    return calls["all"] - before
-
-
-def test_what_was_tokenized_is_not_tokenized_again(write, tmp_path, tokenizer, calls):
-    corpus = Corpus(tables=(write("a.jsonl", as_json(PAIRS)),))
-    assert calls_for(calls, read_corpus(corpus), tokenizer) == 1
-    assert calls_for(calls, read_corpus(corpus), tokenizer) == 0
+    corpus = Corpus(tables=(write("a.jsonl", as_json([*PAIRS, ("only", "here")])),))
+    pairs = read_corpus(corpus)
+    assert is_tokenized(pairs, tokenizer)
     tokenizer(["a", "bc"], padding=True, truncation=True, max_length=2)  # which its backend remembers
-    assert calls_for(calls, read_corpus(corpus), tokenizer) == 0
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    loaded = VanillaTransformerTokenizerFast.from_pretrained(tmp_path / "tokenizer")
-    assert calls_for(calls, read_corpus(corpus), loaded) == 0
-
-
-def test_what_is_not_the_same_is_tokenized_anew(write, tokenizer, calls):
-    pairs = read_corpus(Corpus(tables=(write("a.jsonl", as_json([*PAIRS, ("only", "here")])),)))
-    assert calls_for(calls, pairs, tokenizer) == 1
-    smaller = VanillaTransformerTokenizerFast.train_from_iterator(["abc"], 270, show_progress=False)
-    for change in (list, lambda: vars(smaller).update(split_special_tokens=False), lambda: smaller.add_tokens("Katze")):
+    for same in (tokenizer, VanillaTransformerTokenizerFast.from_pretrained(tmp_path / "tokenizer")):
+        assert not is_tokenized(read_corpus(corpus), same)
+    other = VanillaTransformerTokenizerFast.train_from_iterator(["abc"], 270, show_progress=False)
+    for change in (list, lambda: vars(other).update(split_special_tokens=False), lambda: other.add_tokens("Katze")):
         change()
-        assert calls_for(calls, pairs, smaller) == 1
+        assert is_tokenized(pairs, other)
     others = read_corpus(Corpus(tables=(write("b.jsonl", as_json(PAIRS[::-1])),)))
-    assert calls_for(calls, others, tokenizer) == 1
+    assert is_tokenized(others, tokenizer)
 
 
 def test_a_stream_tells_now_and_then_what_it_leaves_out(tokenizer, monkeypatch, caplog):

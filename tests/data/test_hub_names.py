@@ -43,11 +43,7 @@ def endpoint(monkeypatch):
     """Lets the client ask another address, although the tests are offline."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     check_model_on_hub.cache_clear()
-
-    def ask(address):
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
-
-    return ask
+    return lambda address: monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
 
 
 @pytest.fixture

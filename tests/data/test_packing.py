@@ -1,24 +1,20 @@
 """Packed batches have every pair once an epoch in rows of one shape, with little filler."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
-from test_batching import LENGTHS, some_lengths
+from test_batching import LENGTHS, assert_shared, sampler_of, some_lengths
 
 from hf_vanilla_transformer import VanillaTransformerConfig
 from hf_vanilla_transformer.data.batching import BatchingError
 from hf_vanilla_transformer.data.packing import PackedBatchSampler, PackingCollator
 
 CONFIG = VanillaTransformerConfig(vocab_size=50, pad_token_id=0, decoder_start_token_id=1)
-
-
-def sampler_of(lengths, max_tokens, epoch=0, **options):
-    source, target = np.array(lengths).T
-    sampler = PackedBatchSampler(source, target, max_tokens, **options)
-    sampler.set_epoch(epoch)
-    return sampler
+PACKED = partial(PackedBatchSampler, row_tokens=50)
 
 
 def pairs_of(lengths, batch):
@@ -28,7 +24,7 @@ def pairs_of(lengths, batch):
 
 @given(LENGTHS, st.integers(30, 200), st.integers(30, 60), st.integers(0, 3))
 def test_every_pair_is_in_one_batch_and_every_batch_fits_its_rows(lengths, max_tokens, row_tokens, epoch):
-    sampler = sampler_of(lengths, max_tokens, epoch, row_tokens=row_tokens)
+    sampler = sampler_of(lengths, max_tokens, epoch, kind=partial(PackedBatchSampler, row_tokens=row_tokens))
     rows, *widths = sampler.shape
     assert rows * max(widths) <= max_tokens
     batches = [batch for _ in range(2) for batch in sampler][: len(sampler)]
@@ -47,25 +43,17 @@ def test_every_pair_is_in_one_batch_and_every_batch_fits_its_rows(lengths, max_t
 
 @given(LENGTHS, st.integers(1, 4), st.integers(1, 3), st.integers(0, 3))
 def test_processes_share_the_batches(lengths, num_processes, accumulation_steps, epoch):
-    assume(len(lengths) >= 2 * num_processes * accumulation_steps)
-    options = {"num_processes": num_processes, "accumulation_steps": accumulation_steps, "row_tokens": 50}
-    samplers = [sampler_of(lengths, 200, epoch, process_index=rank, **options) for rank in range(num_processes)]
-    shares = [list(sampler) for sampler in samplers]
-    assert {len(share) for share in shares} == {len(samplers[0])}
-    assert len(shares[0]) % accumulation_steps == 0
-    batches = [batch for share in shares for batch in share]
-    assert all(batches), "an empty batch"
-    assert sorted(pair for batch in batches for pair in batch) == list(range(len(lengths)))
-    for sampler, share in zip(samplers, shares, strict=True):
+    samplers, _ = assert_shared(PACKED, lengths, epoch, num_processes, accumulation_steps)
+    for sampler in samplers:
         assert sampler.shape == samplers[0].shape
-        for batch in share:
+        for batch in sampler:
             PackingCollator(CONFIG, sampler.shape)(pairs_of(lengths, batch))  # all pairs fit
 
 
 def test_little_is_filler_and_epochs_differ():
     lengths = some_lengths(20_000)
     lengths[:, 0] = (lengths[:, 0] * 0.7).clip(1)
-    sampler = sampler_of(lengths, 8192)
+    sampler = sampler_of(lengths, 8192, kind=PackedBatchSampler)
     assert sampler.padding_waste < 0.02
     assert sampler.shape[1] < 0.75 * sampler.shape[2] == 0.75 * 1024
     first = list(sampler)
@@ -105,7 +93,7 @@ def test_rows_are_numbered_shifted_and_filled():
 )
 def test_what_does_not_fit_is_refused(lengths, message):
     with pytest.raises(BatchingError, match=message):
-        sampler_of(lengths, 60, accumulation_steps=2)
+        sampler_of(lengths, 60, kind=PackedBatchSampler, accumulation_steps=2)
 
 
 @pytest.mark.parametrize(

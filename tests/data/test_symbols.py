@@ -8,9 +8,10 @@ from collections import Counter
 
 import pytest
 from datasets import Dataset
+from opus_mt import opus_mt_folder
 from transformers import AutoTokenizer
 
-from hf_vanilla_transformer.checkpoints.loading import tokenizer_fingerprint
+from hf_vanilla_transformer.checkpoints.loading import load_tokenizer, tokenizer_fingerprint
 from hf_vanilla_transformer.data.corpora import read_corpus, rows_with
 from hf_vanilla_transformer.data.formats import Corpus, CorpusError
 from hf_vanilla_transformer.data.symbols import (
@@ -83,23 +84,18 @@ def test_two_tokenizers_have_vocabularies_of_their_own(tmp_path):
         AutoTokenizer.from_pretrained(tmp_path)
 
 
-def test_features_are_one_symbol_each():
+def test_features_are_one_symbol_each_and_take_linear_time():
     pairs = [{"source": "wa;lk\tV;PST", "target": "walked"}, {"source": "go\tPST\tV", "target": "went"}]
     for kind in ("characters", "graphemes", "words"):
         tokenizer = train_tokenizer(pairs, [kind, "characters"], features=True)
         ends = [tokenizer(pair["source"])["input_ids"][-3:-1] for pair in pairs]
         assert ends[0] == ends[1][::-1]
         assert unknown_symbols(tokenizer, ["go\tV;FUT"]) == {"\tFUT": 1}
-    assert tokenizer.decode(tokenizer(pairs[0]["source"])["input_ids"], use_source_tokenizer=True) == (
-        "wa;lk \tV \tPST </s>"
-    )
-
-
-def test_features_take_linear_time():
-    tokenizer = train_tokenizer([{"source": "a\tV", "target": "b"}], ["characters", "words"], features=True)
-    begun = time.process_time()
-    assert len(tokenizer("a\tV" + ";V" * 19_999)["input_ids"]) == 20_002
-    assert time.process_time() - begun < 10  # by looking back from each semicolon, it took 25 s
+        begun = time.process_time()
+        assert len(tokenizer("a\tV" + ";V" * 19_999)["input_ids"]) == 20_002
+        assert time.process_time() - begun < 10  # by looking back from each semicolon, it took 25 s
+    back = tokenizer.decode(tokenizer(pairs[0]["source"])["input_ids"], use_source_tokenizer=True)
+    assert back == "wa;lk \tV \tPST </s>"
 
 
 def test_decoding_changes_no_state():
@@ -185,3 +181,9 @@ def test_tables_have_features_and_numbered_columns(tmp_path):
     ):
         with pytest.raises(CorpusError, match=message):
             read_corpus(Corpus(tables=(str(table),), **wrong))
+
+
+def test_unknown_characters_of_pieces_have_names_on_both_sides(tmp_path):
+    tokenizer, text = load_tokenizer(opus_mt_folder(tmp_path / "model")), "A man \u732b\u72ac x\u732b"
+    assert unknown_symbols(tokenizer, [text, "A man"], is_target=True) == Counter(["\u732b\u72ac", "\u732b"])
+    assert "\u732b\u72ac" in shown(unknown_symbols(tokenizer, [text]))

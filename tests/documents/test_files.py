@@ -7,7 +7,7 @@ import lzma
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -36,15 +36,14 @@ def translated(job: FileJob, call: Callable[[list[str]], list[str]] = capitals) 
 
 
 def errors_of(job: FileJob) -> list[tuple[int, str]]:
-    file = job.output.with_name(job.output.name + ERRORS)
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    lines = job.output.with_name(job.output.name + ERRORS).read_text(encoding="utf-8").splitlines()
     return [(error["row"], error["error"]) for error in map(json.loads, lines)]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[FileJob]:
+def job(tmp_path: Path) -> Callable[[str], FileJob]:
     """A file of each name that a test writes."""
-    return lambda name: FileJob(tmp_path / name, tmp_path / "out" / name)  # type: ignore[return-value]
+    return lambda name: FileJob(tmp_path / name, tmp_path / "out" / name)
 
 
 def test_text(job) -> None:
@@ -55,13 +54,15 @@ def test_text(job) -> None:
     assert errors_of(one) == [(2, "two is refused"), (4, "not UTF-8 (byte 0xff at 5)")]
 
 
-def test_compressed_text_has_the_same_bytes_each_time(job) -> None:
-    one, other = job("a.gz"), job("b.gz")
-    for each in (one, other):
-        each.source.write_bytes(gzip.compress(b"one\nthree\n"))
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_compressed_text(job, compress: Callable[[bytes], bytes]) -> None:
+    """A file's first bytes say how it is read; its name says how the output is written, the same bytes each time."""
+    plain, packed, again = job("a.txt"), job("a.gz"), job("b.gz")
+    for each in (plain, packed, again):
+        each.source.write_bytes(compress(b"one\nthree\n"))
         translated(each)
-    assert gzip.decompress(one.output.read_bytes()) == b"ONE\nTHREE\n"
-    assert one.output.read_bytes() == other.output.read_bytes()
+    assert plain.output.read_bytes() == gzip.decompress(packed.output.read_bytes()) == b"ONE\nTHREE\n"
+    assert packed.output.read_bytes() == again.output.read_bytes()
 
 
 def test_tables_get_a_column(job) -> None:
@@ -127,24 +128,16 @@ def test_other_formats_are_refused_at_once(tmp_path: Path, name: str) -> None:
         file_jobs([tmp_path], tmp_path / "out")
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
-def test_a_files_first_bytes_say_how_it_is_read(job, compress: Callable[[bytes], bytes]) -> None:
-    one = job("a.txt")
-    one.source.write_bytes(compress(b"one\nthree\n"))
-    translated(one)
-    assert one.output.read_bytes() == b"ONE\nTHREE\n"
-
-
-@pytest.mark.parametrize("has_file", [True, False])
-def test_an_output_that_is_a_link(job, tmp_path: Path, has_file: bool) -> None:
+def test_an_output_that_is_a_link(job, tmp_path: Path) -> None:
     one, real = job("a.txt"), tmp_path / "real.txt"
     one.source.write_text("one\n")
     one.output.parent.mkdir()
     one.output.symlink_to(real)
-    if has_file:
-        real.write_text("old")
-    translated(one)
-    assert (one.output.is_symlink(), real.read_text(), one.problem()) == (True, "ONE\n", None)
+    for old in (None, "old"):
+        if old:
+            real.write_text(old)
+        translated(one)
+        assert (one.output.is_symlink(), real.read_text(), one.problem()) == (True, "ONE\n", None)
 
 
 def test_a_file_that_changes_while_it_is_read_has_no_output(job) -> None:
@@ -177,42 +170,60 @@ def test_files_of_folders_in_shards(tmp_path: Path) -> None:
     assert [one.source.name for one in file_jobs([tmp_path / "in"], tmp_path / "in" / "sub")] == ["a", "b"]
 
 
-def test_the_command_skips_complete_files(tiny_checkpoint: Path, tmp_path: Path, vanilla_transformer) -> None:
+@pytest.fixture
+def translate(tiny_checkpoint: Path, vanilla_transformer) -> Callable[..., tuple[int, str]]:
+    """Runs the command on an input; returns the exit code and what it said."""
+    command = ["translate", "--model", tiny_checkpoint, "--max-new-tokens", 5, "--num-beams", 1, "--input"]
+    return lambda *arguments: vanilla_transformer(*command, *arguments)[::2]
+
+
+def test_the_command_skips_complete_files(tmp_path: Path, translate) -> None:
     given, out = tmp_path / "in", tmp_path / "out"
     given.mkdir()
     for number in range(3):
         (given / f"{number}.txt").write_text("half past nine\n\nhalf past nine\n")
-    command = ["translate", "--model", tiny_checkpoint, "--max-new-tokens", 5, "--input"]
-    assert vanilla_transformer(*command, given, "--output", out, "--shard", "2/3")[0] == 0
-    code, _, error = vanilla_transformer(*command, given, "--output", out)
+    assert translate(given, "--output", out, "--shard", "2/3")[0] == 0
+    code, error = translate(given, "--output", out)
     assert (code, "1 of 3 files are translated already" in error) == (0, True)
     assert error.endswith("2 files are translated now, 1 were before\n")
     assert (out / "0.txt").read_text().count("\n") == 3
 
-    table = tmp_path / "3.tsv"
-    table.write_text("id\ttext\n1\tnine\n")
-    code, _, error = vanilla_transformer(*command, table, "--output", tmp_path / "out.jsonl")
-    assert (code, "give a folder, or for a single table or document a file whose name ends" in error) == (2, True)
-    for place in ("tables", "out.tsv"):
-        assert vanilla_transformer(*command, table, "--output", tmp_path / place)[0] == 0
-    assert (tmp_path / "out.tsv").read_text().startswith("id\ttext\ttranslation\n1\tnine\t")
-    assert (tmp_path / "tables" / "3.tsv").read_bytes() == (tmp_path / "out.tsv").read_bytes()
-
     (given / "3.gz").write_bytes(gzip.compress(b"nine\n")[:-9])
     (given / "4.txt").write_bytes(b"half past nine\n\xff\n")
-    code, _, error = vanilla_transformer(*command, given, "--output", out)
+    code, error = translate(given, "--output", out)
     assert (code, "3.gz: can't be read" in error) == (1, True)
     assert "4.txt: 1 lines aren't translated, see" in error
     assert "2 of 5 files have problems, see above; the others are translated" in error
     (given / "3.gz").unlink()
-    code, _, error = vanilla_transformer(*command, given, "--output", out)
+    code, error = translate(given, "--output", out)
     assert (code, "4 of 4 files are translated already" in error) == (1, True)
     assert "4.txt: 1 lines aren't translated, see" in error
     assert (out / "4.txt").read_text().endswith("\n\n")
-    code, _, error = vanilla_transformer(*command, given, "--output", tmp_path / "new", "--tgt-lang", "deu")
+    code, error = translate(given, "--output", tmp_path / "new", "--tgt-lang", "deu")
     assert (code, "tgt_lang is 'deu'" in error, (tmp_path / "new").exists()) == (2, True, False)  # one error
-    code, _, error = vanilla_transformer(*command, given)
-    assert (code, "several files need a place for the translations; give --output" in error) == (2, True)
+
+
+def test_names_of_outputs(tmp_path: Path, translate) -> None:
+    table, page = tmp_path / "3.tsv", tmp_path / "a.html"
+    table.write_text("id\ttext\n1\tnine\n")
+    code, error = translate(table, "--output", tmp_path / "out.jsonl")
+    assert (code, "give a folder, or for a single table or document a file whose name ends" in error) == (2, True)
+    for place in ("tables", "out.tsv"):
+        assert translate(table, "--output", tmp_path / place)[0] == 0
+    assert (tmp_path / "out.tsv").read_text().startswith("id\ttext\ttranslation\n1\tnine\t")
+    assert (tmp_path / "tables" / "3.tsv").read_bytes() == (tmp_path / "out.tsv").read_bytes()
+
+    page.write_text("<ul>\n<li id=a>half <b>past</b> {nine}\n</ul>")
+    assert translate(page, "--output", tmp_path / "b.html")[0] == 0
+    kept = re.compile(r"<[^<>]*>|\{.*?\}")
+    before, after = page.read_text(), (tmp_path / "b.html").read_text()
+    assert kept.sub("", before) != kept.sub("", after)
+    assert sorted(kept.findall(before)) == sorted(kept.findall(after))
+
+    (tmp_path / "a.md").write_text("nine\n\n* ten\n")
+    assert translate(tmp_path / "a.md", "--output", tmp_path / "b.md")[0] == 2
+    assert translate(tmp_path / "a.md", "--output", tmp_path / "b.md", "--format", "text")[0] == 0
+    assert (tmp_path / "b.md").read_text().count("\n") == 3
 
 
 def test_outputs_of_another_origin_are_refused(tiny_checkpoint: Path, tmp_path: Path, vanilla_transformer) -> None:
@@ -239,19 +250,3 @@ def test_outputs_of_another_origin_are_refused(tiny_checkpoint: Path, tmp_path: 
     assert vanilla_transformer(*command, 2, "--overwrite")[0] == 0
     assert (out / "a.tsv").read_bytes() != first
     assert vanilla_transformer(*command, 2)[0] == 0
-
-
-def test_names_of_documents(tiny_checkpoint: Path, tmp_path: Path, vanilla_transformer) -> None:
-    command = ["translate", "--model", tiny_checkpoint, "--max-new-tokens", 2, "--input"]
-    page = tmp_path / "a.html"
-    page.write_text("<ul>\n<li id=a>half <b>past</b> {nine}\n</ul>")
-    (tmp_path / "a.md").write_text("nine\n\n* ten\n")
-    assert vanilla_transformer(*command, page, "--output", tmp_path / "b.html")[0] == 0
-    translated = (tmp_path / "b.html").read_text()
-    assert re.sub(r"<[^<>]*>|\{nine\}", "", translated) != re.sub(r"<[^<>]*>|\{nine\}", "", page.read_text())
-    assert sorted(re.findall(r"<[^<>]*>|\{.*?\}", translated)) == sorted(
-        re.findall(r"<[^<>]*>|\{.*?\}", page.read_text())
-    )
-    assert vanilla_transformer(*command, tmp_path / "a.md", "--output", tmp_path / "b.md")[0] == 2
-    assert vanilla_transformer(*command, tmp_path / "a.md", "--output", tmp_path / "b.md", "--format", "text")[0] == 0
-    assert (tmp_path / "b.md").read_text().count("\n") == 3

@@ -33,6 +33,7 @@ def reordered(source: str, *words: tuple[str, str]) -> str:
     ("source", "translated"),
     [
         ("two dogs", "TWO DOGS"),
+        ("<p>\n  two <b> dogs </b>\n  run\n</p>", "<p>\n  TWO <b>DOGS</b> RUN\n</p>"),  # white space of a browser
         ("<p>two <b>big</b> dogs</p>", "<p>TWO <b>BIG</b> DOGS</p>"),
         ("<p>a<br>b</p>\n<ul><li>c <li>d</ul>", "<p>A<br>B</p>\n<ul><li>C <li>D</ul>"),
         ('<a href="x?a=1&amp;b=2">one</a>', '<a href="x?a=1&amp;b=2">ONE</a>'),
@@ -109,14 +110,10 @@ def test_what_is_one_text(source: str, texts: list[str]) -> None:
         ("<code title='a {b}' class=c>k</code> e", "<code title='A {b}' class=c>k</code> E"),
         ("<pre aria-label=a>k</pre><svg aria-label=b />", '<pre aria-label="A">k</pre><svg aria-label="B" />'),
         ("<b translate=no title=k><i translate=yes title=a>", '<b translate=no title=k><i translate=yes title="A">'),
-        (
-            "<input placeholder='a' value=k><input type=button value='b'>",
-            "<input placeholder='A' value=k><input type=button value='B'>",
-        ),
-        (
-            "<meta name=viewport content=k><meta name=Description content='a'>",
-            "<meta name=viewport content=k><meta name=Description content='A'>",
-        ),
+        ("<input placeholder='a' value=k>", "<input placeholder='A' value=k>"),
+        ("<input type=button value='b'>", "<input type=button value='B'>"),
+        ("<meta name=viewport content=k>", "<meta name=viewport content=k>"),
+        ("<meta name=Description content='a'>", "<meta name=Description content='A'>"),
         ("<th abbr='a' alt='k'>b<td abbr='k'>c", "<th abbr='A' alt='k'>B<td abbr='k'>C"),
         ("<a title='a' title<b title= 'b'/x=\"'>'\"title='k'>", "<a title='A' title<b title= 'b'/x=\"'>'\"title='k'>"),
         ("<html lang=en-GB xml:lang='en'><p lang=en>a", "<html lang=\"de\" xml:lang='de'><p lang=en>A"),
@@ -133,12 +130,6 @@ def test_a_page_says_its_language_and_where_its_texts_are() -> None:
     assert Html("<html lang=''><p lang=fr>").language is None
     assert shout("<html lang=''><html lang=en><p lang=fr>", "de") == "<html lang='de'><html lang=\"de\"><p lang=fr>"
     assert shout("<html lang=en translate=no>k", "de") == "<html lang=en translate=no>k"
-
-
-def test_white_space_is_that_of_a_browser() -> None:
-    document = Html("<p>\n  two <b> dogs </b>\n  run\n</p>")
-    assert document.texts == ["two dogs run"]
-    assert shout("<p>\n  two <b> dogs </b>\n  run\n</p>") == "<p>\n  TWO <b>DOGS</b> RUN\n</p>"
 
 
 def test_markup_follows_its_words() -> None:
@@ -177,13 +168,10 @@ def test_hostile_markup_comes_back(part: str) -> None:
     assert Html(source).translated({}) == source
 
 
-@pytest.mark.parametrize("part", ["<b>", "<div>x"])
-def test_elements_that_are_never_closed_are_refused_in_time(part: str) -> None:
-    with pytest.raises(CorpusError, match="HTML has more than 512 elements inside one another"):
-        Html(part * 20_000)
-
-
-def test_hostile_markup_is_rendered_in_time() -> None:
+def test_hostile_markup_is_refused_or_rendered_in_time() -> None:
+    for part in ("<b>", "<div>x"):  # which are never closed
+        with pytest.raises(CorpusError, match="HTML has more than 512 elements inside one another"):
+            Html(part * 20_000)
     nested = "0"
     for number in range(1, 20):
         nested = f"<b>{nested}</b> <i>{100 + number}</i> {100 + number}"

@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import peft
 import pytest
@@ -52,11 +52,8 @@ def test_importing_the_package_attaches_nothing(model, monkeypatch, options):
     assert model.engine is None
     assert_same(translated(model, **options), expected)
     assert (attached.calls, len(calls)) == (1, 2)
-
-
-def test_in_a_with_statement(model):
     with engine.attach(model) as attached:
-        translated(model)
+        translated(model, **options)
     assert model.engine is None
     assert (attached.calls, attached.is_on) == (1, False)
     with pytest.raises(RuntimeError, match="stop"), engine.attach(model):
@@ -89,15 +86,14 @@ def test_copies_and_saved_checkpoints_are_not_attached(model, tmp_path):
     assert (model.engine.is_on, model.engine.calls) == (True, 3)
 
 
-@pytest.mark.parametrize("code", ["# a comment\n", "EDITED = True\n"])
-def test_a_checkpoint_with_edited_code_is_told(model, tmp_path, caplog, code):
+def test_a_checkpoint_with_edited_code_is_told(model, tmp_path, caplog):
     model.save_pretrained(tmp_path)
-    with (tmp_path / "plan_vanilla_transformer.py").open("a", encoding="utf-8") as file:
-        file.write(code)
-    other = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
-    engine.attach(other)
     message = f"{tmp_path} carries code that was edited, or is another version's: plan_vanilla_transformer.py."
-    assert (message in caplog.text) == ("#" not in code)
+    for code in ("# a comment\n", "EDITED = True\n"):
+        with (tmp_path / "plan_vanilla_transformer.py").open("a", encoding="utf-8") as file:
+            file.write(code)
+        engine.attach(VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path))
+        assert (message in caplog.text) == ("#" not in code)
 
 
 # ---- What is noticed for good ----
@@ -216,33 +212,21 @@ def test_surroundings_keep_it_from_a_call(model, kind, caplog):
     assert (attached.calls, attached.fallbacks) == (1, 2)
 
 
-@pytest.mark.parametrize("option", ["coverage_penalty", "output_alignments", "compute_type"])
-def test_an_unattached_model_refuses_the_engines_options(model, option):
-    with pytest.raises(ValueError, match=rf"`{option}` .*hf_vanilla_transformer.engine.attach\(model"):
-        translated(model, **{option: 0.2})
-
-
-@pytest.mark.parametrize("value", [-0.1, float("nan")])
-def test_wrong_coverage_penalties_are_named(model, value):
+def test_options_of_the_engine_that_cannot_be(model):
+    for option in ("coverage_penalty", "output_alignments", "compute_type"):
+        with pytest.raises(ValueError, match=rf"`{option}` .*hf_vanilla_transformer.engine.attach\(model"):
+            translated(model, **{option: 0.2})
     engine.attach(model)
-    with pytest.raises(ValueError, match=r"`coverage_penalty` is .*; .*a number from 0 up"):
-        translated(model, coverage_penalty=value)
+    for value in (-0.1, float("nan")):
+        with pytest.raises(ValueError, match=r"`coverage_penalty` is .*; .*a number from 0 up"):
+            translated(model, coverage_penalty=value)
 
 
 # ---- Several at a time ----
 def test_threads_share_an_engine(model):
     attached = engine.attach(model)
     expected = [translated(model, num_beams=beams).sequences.tolist() for beams in (1, 2, 3, 4)]
-    found = {}
-
-    def work(number):
-        for _ in range(2):
-            found[number] = translated(model, num_beams=number + 1).sequences.tolist()
-
-    threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [found[number] for number in range(4)] == expected
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda beams: translated(model, num_beams=beams).sequences.tolist(), [1, 2, 3, 4] * 2))
+    assert found == expected * 2
     assert attached.fallbacks == 0

@@ -38,6 +38,7 @@ def test_settings_of_a_call_and_of_its_model(options, own, fields):
 
 
 def outcome(model, **options):
+    torch.manual_seed(0)
     try:
         found = model.generate(**options)
     except (ValueError, TypeError) as error:
@@ -45,6 +46,7 @@ def outcome(model, **options):
     return found.tolist() if isinstance(found, torch.Tensor) else found.sequences.tolist()
 
 
+OWN, SAMPLED = (GenerationConfig(max_new_tokens=9, **more) for more in ({}, {"do_sample": True}))
 CALLS = {
     "end nowhere": ({"eos_token_id": None}, {}),
     "start by bos": ({"decoder_start_token_id": None, "bos_token_id": 3}, {}),
@@ -58,6 +60,12 @@ CALLS = {
     "a number for a list": ({}, {"suppress_tokens": 5}),
     "a prompt without its start": ({}, {"decoder_input_ids": torch.full((5, 2), 7, dtype=torch.int32)}),
     "no dictionary": ({"return_dict_in_generate": True}, {"return_dict_in_generate": None}),
+    # What a caller's configuration leaves out is the model's, such as its whole distribution.
+    "samples of a model": (
+        {"do_sample": True, "num_beams": 1, "top_k": 0},
+        {"generation_config": OWN},
+    ),
+    "samples of a configuration": ({"num_beams": 3}, {"generation_config": SAMPLED}),
     "None beside a configuration": ({}, {"generation_config": GenerationConfig(num_beams=2), "max_new_tokens": None}),
 }
 

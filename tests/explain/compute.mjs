@@ -6,14 +6,14 @@ const load = (name) => import(new URL(`${name}.mjs`, folder));
 const { modelOf } = await load("checkpoint");
 const { UNTOUCHED, Decoding } = await load("model");
 const { limitOf, search } = await load("search");
-const { Tokenizer } = await load("tokenizer");
+const { misread, tokenizersOf } = await load("tokenizer");
 
 const data = JSON.parse(readFileSync(process.argv[2], "utf-8"));
-const model = modelOf(data), tokenizer = new Tokenizer(data.tokenizer);
+const model = modelOf(data), { source, target: written } = tokenizersOf(data.tokenizer);
 
 function computed({ text, target, options = {}, plan = {} }) {
-  const ids = tokenizer.encode(text), result = { ids, readable: ids.map((id) => tokenizer.shown[id]) };
-  result.decoded = tokenizer.decode(ids);
+  const ids = source.encode(text), targets = written.encode(text);
+  const result = { ids, targets, readable: ids.map((id) => source.shown[id]), decoded: written.decode(targets) };
   const chosen = { ...UNTOUCHED, ...options };
   if (target) {
     const hidden = model.decode(target, model.encode(ids, chosen), chosen);
@@ -22,10 +22,12 @@ function computed({ text, target, options = {}, plan = {} }) {
   for (const beams of plan.beams ?? []) {
     const how = { ...data.plan, ...plan, num_beams: beams }, memory = model.encode(ids, chosen);
     const { found } = search(new Decoding(model, memory, chosen), how, limitOf(how, data.config, ids.length));
-    result[`beams${beams}`] = found.map(({ tokens, score }) => ({ tokens, score, text: tokenizer.decode(tokens) }));
+    result[`beams${beams}`] = found.map(({ tokens, score }) => ({ tokens, score, text: written.decode(tokens) }));
   }
   return result;
 }
 
+const wrong = misread({ source, target: written }, data.tokenizer.samples);
+if (wrong !== undefined) throw new Error(`read otherwise than in Python: ${wrong}`);
 const cases = JSON.parse(readFileSync(0, "utf-8"));
 writeFileSync(1, JSON.stringify(cases.map(computed)));

@@ -17,7 +17,7 @@ HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 2}
 def model_with(tokenizer, **fields):
     """An untrained model with sharp predictions, so that searches differ from one another."""
     torch.manual_seed(3)
-    config = VanillaTransformerConfig(vocab_size=len(tokenizer), **SMALL | HEADS | fields)
+    config = VanillaTransformerConfig(**{"vocab_size": len(tokenizer), **SMALL, **HEADS, **fields})
     model = VanillaTransformerForConditionalGeneration(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

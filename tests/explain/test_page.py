@@ -137,7 +137,7 @@ def test_a_model_that_is_too_large_is_refused_with_what_to_do(tokenizer, monkeyp
         ({"no_repeat_ngram_size": 3}, "the page's search has no no_repeat_ngram_size"),
         ({"min_new_tokens": 3}, "has no min_new_tokens"),
         ({"do_sample": True}, "has no do_sample=True"),
-        ({"suppress_tokens": [7]}, "has no suppress_tokens"),
+        ({"bad_words_ids": [[7], [8, 9]]}, "bars single tokens alone; remove (8, 9) from bad_words_ids"),
         ({"num_beams": 11}, "num_beams is 11; the page's tree has at most 10"),
         ({"eos_token_id": None}, "no decoder_start_token_id or no eos_token_id"),
     ],
@@ -182,7 +182,7 @@ def other_tokenizers():
         "special tokens in them as plain text": reads_special,
         "with </s> at their end alone": begins,
         "by rules of its own": lowers,
-        "as VanillaTransformerTokenizer does; the model has a": words,
+        "and MarianTokenizer do; the model has a": words,
         "the tokenizer has 330 tokens, more than the model": larger,
     }
 

@@ -15,8 +15,11 @@ from selenium.webdriver.support.ui import Select
 from small_models import TEXTS, assert_same_hypotheses, logits_of, model_with
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.explain.page import model_page
+from hf_vanilla_transformer.interop.convert import convert
 from tests.chromium import MARKS, chromium
+from tests.interop.ctranslate2_origins import ALL, ORIGINS, argos, sharpened
 
 PATIENCE = 60  # seconds
 HOSTILE = "</script><img src=x onerror=document.title='broken'> <!--<b>${1} {{data}}"
@@ -87,11 +90,11 @@ def computed(browser):
     )
 
 
-def check(browser, model, tokenizer, text):
+def check(browser, model, tokenizer, text, start=1):
     type_and_translate(browser, text)
     result, batch = computed(browser), tokenizer(text, return_tensors="pt")
     assert result["ids"] == batch["input_ids"][0].tolist()
-    expected = logits_of(model, result["ids"], [1, *result["target"][:-1]])
+    expected = logits_of(model, result["ids"], [start, *result["target"][:-1]])
     torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=1e-4, rtol=0)
     assert_same_hypotheses(model, batch, result["found"])
     best = tokenizer.decode(result["found"][0]["tokens"], skip_special_tokens=True)
@@ -122,6 +125,48 @@ def test_200_sentences_of_the_quickstarts_model(browser, tmp_path):
     browser.get(file.as_uri())
     for line in lines:
         check(browser, model, tokenizer, line)
+
+
+@pytest.mark.parametrize("name", ["argos", "opus_mt"])
+def test_a_converted_model(browser, name, tmp_path):
+    """Its tokens, logits, probabilities and translations are those of Python, and it has targets of its own tokens."""
+    folder = argos(tmp_path) if name == "argos" else sharpened(ORIGINS[name](tmp_path))
+    convert(folder, tmp_path / "converted")
+    tokenizer, model = load_checkpoint(tmp_path / "converted")
+    model.generation_config.max_new_tokens = 12
+    file = tmp_path / "page.html"
+    file.write_text(model_page(model, tokenizer, name, ALL[:2]), encoding="utf-8")
+    browser.get_log("browser")
+    browser.get(file.as_uri())
+    start = model.generation_config.decoder_start_token_id
+    for text in [*ALL[:5], "Odd:  «é» ﬁ ½ 漢字 🙂 </b>"]:
+        check(browser, model, tokenizer, text, start)
+    ids = tokenizer("Odd:  «é» ﬁ ½ 漢字 🙂 </b>")["input_ids"]
+    assert texts(browser, "#overview .key .token") == [one.strip() for one in tokenizer.convert_ids_to_tokens(ids)]
+    browser.execute_script("document.getElementById('softmax').open = true")
+    logits = logits_of(model, ids, [start])[0]
+    until(lambda: texts(browser, "#softmax td.bar .number"))
+    shown = [float(one.rstrip("%")) / 100 for one in texts(browser, "#softmax td.bar .number")]
+    assert shown == pytest.approx(logits.softmax(-1).topk(10).values.tolist(), abs=0.0051)
+    browser.execute_script("document.getElementById('forcing').open = true")
+    script = "const box = document.getElementById('reference'); box.value = arguments[0];"
+    until(lambda: texts(browser, "#reference"))
+    browser.execute_script(f"{script} box.dispatchEvent(new Event('change'))", ALL[12])
+    target = tokenizer(text_target=ALL[12])["input_ids"]
+    assert browser.execute_script("return app.forced().targets") == target
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_a_browser_that_reads_other_tokens_shows_no_model(browser, model, tokenizer, tmp_path):
+    page = model_page(model, tokenizer, "title", TEXTS[:1])
+    ids = tokenizer("  two  spaces ")["input_ids"]
+    sample, other = (json.dumps(["  two  spaces ", own]).removesuffix("]") for own in (ids, ids[1:]))
+    assert page.count(sample) == 1
+    file = tmp_path / "page.html"
+    file.write_text(page.replace(sample, other), encoding="utf-8")
+    browser.get(file.as_uri())
+    assert "This browser reads “  two  spaces ”" in browser.execute_script("return app.problem")
+    assert browser.find_elements(By.ID, "translation") == []
 
 
 SWITCHES = {

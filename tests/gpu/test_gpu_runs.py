@@ -93,29 +93,28 @@ def losses(trainer: VanillaTransformerTrainer) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def test_updates_are_the_cpus_and_checkpoints_are_averaged(tiny_checkpoint, device, tmp_path):
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
+def test_updates_are_the_cpus_and_checkpoints_are_averaged(tiny_checkpoint, device, tmp_path, bf16):
     expected = trained(tiny_checkpoint, tmp_path / "cpu", torch.device("cpu"), training_shortcuts=False)
-    found = trained(tiny_checkpoint, tmp_path / "run", device, training_shortcuts=True)
-    assert losses(found) == pytest.approx(losses(expected), rel=ROUNDING)
+    found = trained(tiny_checkpoint, tmp_path / "run", device, training_shortcuts=True, bf16=bf16)
+    assert losses(found) == pytest.approx(losses(expected), rel=0.02 if bf16 else ROUNDING)
     assert losses(found)[2] < losses(found)[0]
+    assert {parameter.dtype for parameter in found.model.parameters()} == {torch.float32}
+    if bf16:
+        return
     checkpoints = [tmp_path / "run" / f"checkpoint-{step}" for step in (2, 3)]
     average_checkpoints(checkpoints, tmp_path / "mean")
     mean, *weights = (load_file(folder / "model.safetensors") for folder in (tmp_path / "mean", *checkpoints))
     for name, value in mean.items():
         torch.testing.assert_close(value, (weights[0][name] + weights[1][name]) / 2)
-    assert Translator(tmp_path / "mean", device)("half past nine", **LIMIT) == Translator(tmp_path / "mean", "cpu")(
-        "half past nine", **LIMIT
-    )
-
-
-def test_updates_in_bfloat16_are_near_float32(tiny_checkpoint, device, tmp_path):
-    expected = trained(tiny_checkpoint, tmp_path / "cpu", torch.device("cpu"))
-    found = trained(tiny_checkpoint, tmp_path / "run", device, bf16=True)
-    assert losses(found) == pytest.approx(losses(expected), rel=0.02)
-    assert {parameter.dtype for parameter in found.model.parameters()} == {torch.float32}
+    texts = [Translator(tmp_path / "mean", where)("half past nine", **LIMIT) for where in (device, "cpu")]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(  # on a CPU, tests/cli has it too
+    "device", [pytest.param("cpu", marks=pytest.mark.hard), pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True
+)
 def test_the_command_trains_resumes_evaluates_and_averages(device, tmp_path, capsys):
     """All of a run: the trial before it, checkpoints, the random numbers they keep, scores, and the model card."""
     recipe = recipe_in(tmp_path) | {"eval_strategy": "steps", "eval_steps": 2, "generation_max_length": 12}

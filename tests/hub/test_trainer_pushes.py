@@ -6,7 +6,7 @@ import peft
 import pytest
 import torch
 import yaml
-from hub_client import PACKAGE, REPO, TOKEN, the_error, trainer_of
+from hub_client import PACKAGE, REPO, TOKEN, trainer_of
 from huggingface_hub import ModelCard
 from small_runs import recipe_in
 
@@ -17,7 +17,7 @@ from hf_vanilla_transformer.hub.upload import PublishError
 @pytest.mark.slow
 def test_the_command_pushes_what_was_scored(hub, tmp_path, capsys):
     """The only commit is the averaged model with its card and its code."""
-    recipe = {**recipe_in(tmp_path), "eval_strategy": "no", "num_beams": 1, "max_steps": 6}
+    recipe = {**recipe_in(tmp_path), "eval_strategy": "no", "num_beams": 1}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**recipe, "push_to_hub": True, "hub_model_id": REPO}))
     assert cli.main(["train", "--config", str(tmp_path / "recipe.yaml")]) == 0
     assert f"Pushed to the Hub: {hub.endpoint}/{REPO}/commit/" in capsys.readouterr().out
@@ -56,29 +56,21 @@ def test_a_fine_tuned_model_names_its_origin(model_folder, tmp_path):
 def test_a_push_that_breaks_is_told_and_can_be_repeated(hub, tiny_checkpoint, tmp_path):
     trainer = trainer_of(tiny_checkpoint, tmp_path / "run", hub_model_id=REPO)
     hub.is_full = True
-    with pytest.raises(
-        ConnectionError, match=r"^the Hub can't be reached, or fails \([^\n]+ isn't complete; push again[^\n]+$"
-    ):
+    message = r"^the Hub can't be reached, or fails \([^\n]+ isn't complete; push again[^\n]+$"
+    with pytest.raises(ConnectionError, match=message):
         trainer.push_to_hub()
     hub.is_full = False
     trainer.push_to_hub()
     assert {"README.md", "model.safetensors", "tokenizer.json"} <= {*hub.repositories[REPO].files()}
 
 
-def test_a_private_model_is_not_sent_to_a_public_repository(hub, tiny_checkpoint, tmp_path):
-    hub.add(REPO, {"config.json": "{}"})
-    with pytest.raises(PublishError, match="exists and is public; make it private"):
-        trainer_of(tiny_checkpoint, tmp_path, hub_model_id=REPO, push_to_hub=True, hub_private_repo=True)
-    with pytest.raises(PublishError, match="exists and is public; make it private"):
-        trainer_of(tiny_checkpoint, tmp_path, hub_model_id=REPO).push_to_hub(private=True)
-
-
-def test_without_a_token_a_run_stops_before_it_trains(hub, tmp_path, monkeypatch, capsys):
+def test_without_a_token_a_run_stops_before_it_trains(hub, tmp_path, monkeypatch, vanilla_transformer):
     monkeypatch.delenv("HF_TOKEN")
     (tmp_path / "a").write_text("nine\n")
     files = ["--train-source", tmp_path / "a", "--train-target", tmp_path / "a", "--output-dir", tmp_path / "trained"]
-    assert cli.main(["train", *map(str, files), "--push-to-hub", "true", "--hub-model-id", REPO]) == 2
-    assert the_error(capsys.readouterr().err).startswith("there is no token for the Hub; log in with `hf auth login`")
+    result = vanilla_transformer("train", *files, "--push-to-hub", "true", "--hub-model-id", REPO)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "error: there is no token for the Hub; log in with `hf auth login`" in result.error
     assert not (tmp_path / "trained").exists()
     assert hub.requests == []
 
@@ -96,6 +88,10 @@ def test_the_trainers_token_is_in_no_file(hub, tiny_checkpoint, tmp_path, monkey
 
 def test_what_a_trainer_can_not_push(hub, tiny_checkpoint, tmp_path):
     trainer = trainer_of(tiny_checkpoint, tmp_path / "run", push_to_hub=True, hub_model_id=REPO)
+    with pytest.raises(PublishError, match="exists and is public; make it private"):
+        trainer.push_to_hub(private=True)
+    with pytest.raises(PublishError, match="exists and is public; make it private"):
+        trainer_of(tiny_checkpoint, tmp_path, hub_model_id=REPO, push_to_hub=True, hub_private_repo=True)
     with pytest.raises(TypeError, match="leave blocking out"):
         trainer.push_to_hub(blocking=False)
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"]), trainer.model)

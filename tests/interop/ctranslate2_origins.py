@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -33,15 +34,20 @@ def opus_mt(folder: Path, quantization: str | None = None, **config: object) -> 
 
 
 def opennmt(
-    folder: Path, quantization: str | None = None, shared: bool = True, tied: bool = False, **options: object
+    folder: Path,
+    quantization: str | None = None,
+    shared: bool = True,
+    tied: bool = False,
+    pieces: Sequence[str] = (),
+    **options: object,
 ) -> Path:
-    """By ct2-opennmt-py-converter: pre-norm, one SentencePiece model, sources without an end."""
+    """By ct2-opennmt-py-converter: pre-norm, one SentencePiece model or other pieces, sources without an end."""
     texts = {"src": ALL, "tgt": ALL} if shared else {"src": TEXTS["source"], "tgt": TEXTS["target"]}
     vocabulary = {}
     for side, own in texts.items():
         model = spm_model(own, 150)
         (folder / f"{side}.spm.model").write_bytes(model)
-        vocabulary[side] = [*test_opennmt.SPECIAL, *_pieces(model)]
+        vocabulary[side] = [*test_opennmt.SPECIAL, *(pieces or _pieces(model))]
     torch.manual_seed(3)
     value = test_opennmt.checkpoint(vocabulary=vocabulary, **options)
     for stack in ("encoder", "decoder"):
@@ -117,12 +123,21 @@ def marian(folder: Path, quantization: str | None = None, **options: object) -> 
     return made
 
 
-def argos(folder: Path, quantization: str | None = "int8", **metadata: str) -> Path:
-    """A package of Argos Translate, packed; as there, source, target and output share their embeddings."""
-    made, package = sharpened(opennmt(folder, quantization, tied=True)), folder / "translate-en_de-1_0"
+def argos(
+    folder: Path, quantization: str | None = "int8", codes: str = "", pieces: Sequence[str] = (), **metadata: str
+) -> Path:
+    """A package of Argos Translate, packed; as there, source, target and output share their embeddings.
+
+    With subword-nmt's `codes` and their `pieces`, it has a bpe.model in place of a SentencePiece model.
+    """
+    made = sharpened(opennmt(folder, quantization, tied=True, pieces=pieces))
+    package = folder / "translate-en_de-1_0"
     package.mkdir()
     made.rename(package / "model")
     (package / "model" / "sentencepiece.model").rename(package / "sentencepiece.model")
+    if codes:
+        (package / "sentencepiece.model").unlink()
+        (package / "bpe.model").write_text(codes, encoding="utf-8")
     languages = {"from_code": "en", "to_code": "de", "package_version": "1.0", **metadata}
     (package / "metadata.json").write_text(json.dumps(languages))
     with zipfile.ZipFile(folder / "en_de.argosmodel", "w") as packed:

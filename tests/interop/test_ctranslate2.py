@@ -1,45 +1,29 @@
 """Our models in CTranslate2: greedy search, beam search and log-probabilities beside ours."""
 
+import copy
 import json
 
 import pytest
 import torch
 from opus_mt import TEXTS, opus_mt_folder
+from unlike import PRE, UNSHARED, small_model
 
-from hf_vanilla_transformer import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-    VanillaTransformerTokenizerFast,
-    export,
-)
+from hf_vanilla_transformer import VanillaTransformerTokenizerFast
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.engine.decoding.linear import HAS_VNNI
 from hf_vanilla_transformer.interop.convert import convert
 from hf_vanilla_transformer.interop.ctranslate2_settings import never_chosen
-from hf_vanilla_transformer.interop.interface import ConversionError
 from hf_vanilla_transformer.plan_vanilla_transformer import Plan
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 isn't installed")
 from hf_vanilla_transformer.interop import ctranslate2 as exporter  # noqa: E402
 
-# Where all sizes differ from one another, no axis can be taken for another.
-SIZES = {
-    "d_model": 24,
-    "encoder_layers": 2,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 40,
-    "decoder_ffn_dim": 36,
-    "dropout": 0.0,
-    "max_position_embeddings": 64,
-}
 ONE = {"decoder_vocab_size": None, "share_encoder_decoder_embeddings": True}
 VARIANTS = {
     "post-norm": {},
     "post-norm with final norms": {"final_layer_norm": True},
     "pre-norm": {"norm_position": "pre"},
-    "pre-norm with final norms": {"norm_position": "pre", "final_layer_norm": True},
+    "pre-norm with final norms": PRE,
     "epsilon": {"layer_norm_eps": 0.1},
     "tensor2tensor": {"position_encoding": "tensor2tensor"},
     "fairseq": {"position_encoding": "fairseq"},
@@ -64,9 +48,7 @@ def tokenizer():
 def make_model(tokenizer, **fields):
     """Random weights; more rows than tokens, and not as many on both sides."""
     rows = {"vocab_size": len(tokenizer) + 5, "decoder_vocab_size": len(tokenizer) + 3}
-    usual = {**SIZES, **rows, "share_encoder_decoder_embeddings": False}
-    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**{**usual, **fields})).eval()
-    return sharpened(model)
+    return sharpened(small_model(**{**rows, **UNSHARED, **fields}))
 
 
 @torch.no_grad()
@@ -86,7 +68,7 @@ def sharpened(model):
 
 def compare(model, tokenizer, folder):
     """Compares greedy search, beam search with length^alpha, and the log-probabilities of what was found."""
-    texts = TEXTS["source"][:8]
+    texts = TEXTS["source"][:4]
     inputs = tokenizer(texts, return_tensors="pt", padding=True)
     source, target = (_vocabulary(folder, side) for side in ("source", "target"))
     tokens = [
@@ -157,26 +139,27 @@ def test_opus_mt(tmp_path, separate):
         assert tokenizer.convert_tokens_to_ids(names) == list(range(len(names)))
 
 
-@pytest.mark.parametrize("quantization", ["int8", "float16"])
+@pytest.mark.parametrize("quantization", ["int8", "float16", None], ids=["int8", "float16", "a model in float16"])
 def test_quantizations(tokenizer, tmp_path, quantization):
     """8 and 16 bits translate; how well they do is measured on real models."""
-    model = make_model(tokenizer)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    sizes = []
-    for kind in (None, quantization):
-        folder = tmp_path / str(kind)
-        folder.mkdir()
-        exporter.write_ctranslate2(model, tokenizer, folder, quantization=kind)
+    model, sizes = make_model(tokenizer, encoder_layers=2, decoder_layers=3), []
+    for number, kind in enumerate((None, quantization)):
+        (folder := tmp_path / str(number)).mkdir()
+        given = copy.deepcopy(model).half() if number and quantization is None else model
+        before = copy.deepcopy(given.state_dict())
+        exporter.write_ctranslate2(given, tokenizer, folder, quantization=kind)
         sizes.append((folder / "model.bin").stat().st_size)
-    assert sizes[1] < sizes[0]
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    theirs = ctranslate2.Translator(str(folder), compute_type="auto", intra_threads=1)
+        assert all(torch.equal(value, before[name]) for name, value in given.state_dict().items())
+    assert sizes[1] < 0.9 * sizes[0]
+    computed = "int8" if quantization == "int8" else "float32"
+    theirs = ctranslate2.Translator(str(folder), compute_type=computed, intra_threads=1)
     tokens = tokenizer.convert_ids_to_tokens(tokenizer("A man is riding a bicycle.")["input_ids"])
     (score,) = theirs.score_batch([tokens], [tokens[:5]])
     labels = torch.tensor([tokenizer.convert_tokens_to_ids([*tokens[:5], "</s>"])])
     own = model(torch.tensor([tokenizer.convert_tokens_to_ids(tokens)]), labels=labels).logits.log_softmax(-1)
     expected = own.gather(-1, labels[..., None])[0, :, 0]
-    tolerance = 3.0 if not HAS_VNNI else 0.5  # without VNNI, sums of two large products are cut off
+    of_int8 = 3.0 if not HAS_VNNI else 0.5  # without VNNI, sums of two large products are cut off
+    tolerance = of_int8 if computed == "int8" else 0.02
     torch.testing.assert_close(torch.tensor(score.log_probs), expected, rtol=0, atol=tolerance)
 
 
@@ -201,44 +184,6 @@ def test_notes_say_what_the_files_dont_hold(tokenizer, tmp_path):
     assert "early_stopping=False" in exporter.notes(model, [])[2]
 
 
-def test_what_ctranslate2_has_no_place_for_is_refused(tokenizer, tmp_path):
-    with pytest.raises(ConversionError, match="CTranslate2 has no activation_function 'mish'; it has relu, gelu"):
-        exporter.write_ctranslate2(make_model(tokenizer, activation_function="mish"), tokenizer, tmp_path)
-    with pytest.raises(ConversionError, match="one width for queries, keys and values; here it is 5 and 7"):
-        exporter.write_ctranslate2(make_model(tokenizer, head_dim=5, value_head_dim=7), tokenizer, tmp_path)
-    model = make_model(tokenizer)
-    model.generation_config.decoder_start_token_id = None
-    with pytest.raises(ConversionError, match="decoder_start_token_id is None in the generation config"):
-        exporter.write_ctranslate2(model, tokenizer, tmp_path)
-    with pytest.raises(ConversionError, match="the model can't be exported: Edited is not VanillaTransformerForCond"):
-        exporter.write_ctranslate2(type("Edited", (type(model),), {})(model.config), tokenizer, tmp_path)
-    assert [*tmp_path.iterdir()] == []
-
-
-def _adapted(model):
-    peft = pytest.importorskip("peft", reason="peft isn't installed")
-    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False), model)
-
-
-def _hooked(model):
-    model.model.decoder.layers[1].register_forward_hook(lambda module, args, output: output)
-
-
-EDITS = {_adapted: r"Linear is not .*; merge adapters", _hooked: "DecoderLayer has hooks"}
-
-
-@pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize("to", ["ctranslate2", "stock"])
-def test_edited_models_are_refused(tokenizer, tmp_path, to, edit):
-    model = make_model(tokenizer, decoder_attention_heads=2, decoder_ffn_dim=40)
-    model(torch.tensor([[4]]), labels=torch.tensor([[5]]), output_attentions=True)  # transformers' own hooks
-    export(model, tmp_path / "out", to=to, tokenizer=tokenizer)
-    edit(model)
-    with pytest.raises(ConversionError, match=EDITS[edit]):
-        export(model, tmp_path / "edited", to=to, tokenizer=tokenizer)
-    assert [file.name for file in tmp_path.iterdir()] == ["out"]
-
-
 # ---- the command ----
 def test_the_command(vanilla_transformer, tiny_checkpoint, tmp_path):
     output = tmp_path / "out"
@@ -248,9 +193,8 @@ def test_the_command(vanilla_transformer, tiny_checkpoint, tmp_path):
     assert out.startswith(f"exported {tiny_checkpoint} into {output}\nnote: ")
     assert "gnmt_length_penalty=0.6" in out
     assert ctranslate2.Translator(str(output)).compute_type.startswith("int8")
-    for command in (["info", output], ["export", "--model", output, "--to", "stock", "--output", tmp_path / "again"]):
-        code, _, err = vanilla_transformer(*command)
-        assert (code, "is in CTranslate2's format; give the model that it was exported from" in err) == (2, True)
+    code, _, err = vanilla_transformer("export", "--model", output, "--to", "stock", "--output", tmp_path / "again")
+    assert (code, "is in CTranslate2's format; give the model that it was exported from" in err) == (2, True)
     before = {file.name: file.read_bytes() for file in output.iterdir()}
     code, _, err = vanilla_transformer(*arguments)
     assert (code, err) == (2, f"vanilla-transformer: error: {output} exists; choose another output\n")
@@ -259,13 +203,3 @@ def test_the_command(vanilla_transformer, tiny_checkpoint, tmp_path):
     code, _, err = vanilla_transformer(*other, "--quantization", "int8")
     assert (code, "--quantization is for --to ctranslate2, not stock; leave it out" in err) == (2, True)
     assert not (tmp_path / "other").exists()
-
-
-def test_float16_stays_float16_and_float64_is_refused(tokenizer, tmp_path):
-    sizes = []
-    for dtype in (torch.float32, torch.float16):
-        export(make_model(tokenizer).to(dtype), tmp_path / str(dtype), to="ctranslate2", tokenizer=tokenizer)
-        sizes.append((tmp_path / str(dtype) / "model.bin").stat().st_size)
-    assert sizes[1] < 0.9 * sizes[0]
-    with pytest.raises(ConversionError, match="CTranslate2 has no float64: save the model in float32 first"):
-        export(make_model(tokenizer).double(), tmp_path / "double", to="ctranslate2", tokenizer=tokenizer)

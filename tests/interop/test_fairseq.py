@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plain_reference import Reference, random_weights
+from plain_reference import assert_same as assert_same_logits
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import cli
@@ -95,21 +96,13 @@ def older(state, form):
     return found
 
 
-class Formulas(Reference):
-    """fairseq's model: positions are counted from behind the padding's index, without padding."""
-
-    def embed(self, name, ids):
-        numbers = (ids != PAD).cumsum(1) * (ids != PAD) + PAD
-        words = F.embedding(ids, self.tensors[f"{name}.weight"]) * (math.sqrt(D) if self.scaled else 1)
-        learned = f"{name.replace('tokens', 'positions')}.weight"
-        if learned in self.tensors:
-            return words + self.tensors[learned][numbers]
-        half = D // 2
-        angles = numbers[..., None] * torch.exp(-math.log(10000) / (half - 1) * torch.arange(half))
-        return words + torch.cat([angles.sin(), angles.cos()], -1)
-
-    def __call__(self, source, target):
-        return self.logits(source, source != PAD, target)
+def positions(state, stack):
+    """A stack's, which are counted from behind the padding's index."""
+    if (learned := state.get(f"{stack}.embed_positions.weight")) is not None:
+        return learned[PAD + 1 :]
+    half, numbers = D // 2, torch.arange(PAD + 1, PAD + 1 + POSITIONS)
+    angles = numbers[:, None] * torch.exp(-math.log(10000) / (half - 1) * torch.arange(half))
+    return torch.cat([angles.sin(), angles.cos()], -1)
 
 
 def write_dictionary(file, size):
@@ -136,23 +129,14 @@ def checkpoint(folder, case):
     write_dictionary(folder / "dict.en.txt", WORDS if case.get("share_all_embeddings") else TARGET_WORDS)
     activation = F.gelu if args["activation_fn"] == "gelu" else F.relu
     is_pre, is_scaled = args["encoder_normalize_before"], not args.get("no_scale_embedding")
-    return Formulas(state, ROLES, tuple(HEADS.values()), is_pre, is_scaled, activation, eps=1e-5)
-
-
-def batch():
-    """Padding at the left of the source, as fairseq has it, and at the right of the target."""
-    source = torch.tensor([[5, 6, 7, 8, 9, END], [PAD, PAD, PAD, 10, 11, END]])
-    target = torch.tensor([[END, 4, 5, 6, 7], [END, 8, 9, PAD, PAD]])
-    return source, target
+    tables = [positions(state, stack) for stack in LAYERS]
+    return Reference(state, ROLES, tuple(HEADS.values()), is_pre, is_scaled, activation, eps=1e-5, tables=tables)
 
 
 @torch.no_grad()
 def assert_same(ours, theirs, searches=True):
-    for source in (batch()[0], torch.tensor([[5, 6, 7, 8, 9, END], [10, 11, END, PAD, PAD, PAD]])):
-        target = batch()[1]
-        masks = {"attention_mask": (source != PAD).long(), "decoder_attention_mask": (target != PAD).long()}
-        wanted, found = theirs(source, target), ours(input_ids=source, decoder_input_ids=target, **masks).logits
-        assert (found - wanted)[target != PAD].abs().max() <= 1e-5 * max(1.0, wanted.abs().max().item())
+    assert_same_logits(ours, theirs.logits, PAD, END, search=False)
+    source = torch.tensor([[5, 6, 7, 8, 9, END], [10, 11, END, PAD, PAD, PAD]])
     for beams in (1, 5) if searches else ():
         options = {"attention_mask": (source != PAD).long(), "num_beams": beams, "max_length": 8}
         found = ours.generate(input_ids=source, **options).tolist()
@@ -169,7 +153,7 @@ def search(theirs, row, beams, longest):
     for step in range(longest):
         scored = []
         for score, tokens in running:
-            logs = theirs(row, torch.tensor([tokens]))[0, -1].log_softmax(-1)
+            logs = theirs.logits(row, row != PAD, torch.tensor([tokens]))[0, -1].log_softmax(-1)
             if step == longest - 1:
                 scored.append((score, [*tokens, END]))
                 continue
@@ -199,34 +183,24 @@ def test_dictionaries(tmp_path):
     assert len(fairseq.dictionary(file)) == WORDS
     file.write_text("<pad> 3 #fairseq:overwrite\na b 2\n")
     assert fairseq.dictionary(file)[4:] == ["<pad>", "a b"]
-    file.write_text("w 3\nw 2\n")
-    with pytest.raises(ConversionError, match="line 2: the token 'w' has been there before"):
-        fairseq.dictionary(file)
-    file.write_text("w\n")
-    with pytest.raises(ConversionError, match="line 1: 'w' isn't a token and its count"):
-        fairseq.dictionary(file)
+    for text, message in (("w 3\nw 2\n", "line 2: the token 'w' has been"), ("w\n", "line 1: 'w' isn't a token and")):
+        file.write_text(text)
+        with pytest.raises(ConversionError, match=message):
+            fairseq.dictionary(file)
     write_dictionary(file, WORDS + 1)
     with pytest.raises(ConversionError, match="the source dictionary has 18 entries and the embeddings 17 rows"):
         fairseq.load(tmp_path, ConversionOptions(with_tokenizer=False))
 
 
-def test_a_file_from_before_pytorch_1_6(tmp_path):
-    """The published models of 2018 and 2019 are no zip archives."""
-    checkpoint(tmp_path, {})
-    file = tmp_path / "checkpoint_best.pt"
-    newer = fairseq.load(file, ConversionOptions(with_tokenizer=False)).model.state_dict()
-    torch.save(torch.load(file, weights_only=False), tmp_path / "model.pt", _use_new_zipfile_serialization=False)
-    assert recognise(tmp_path / "model.pt") == "fairseq"
-    older = fairseq.load(tmp_path / "model.pt", ConversionOptions(with_tokenizer=False)).model.state_dict()
-    assert all(torch.equal(value, older[name]) for name, value in newer.items())
-
-
 def test_a_file_that_is_read_once_and_words(tmp_path, vanilla_transformer, monkeypatch):
+    """A file from before PyTorch 1.6, as the published models of 2018 and 2019 are: no zip archive."""
     theirs, read = checkpoint(tmp_path / "model", {}), []
     assert vanilla_transformer("convert", tmp_path / "model", "--output", tmp_path / "words").code == 0
     assert AutoTokenizer.from_pretrained(tmp_path / "words").tokenize("a  bc") == ["a", "bc"]  # there are no pieces
-    monkeypatch.setattr(fairseq, "read", lambda file: read.append(file) or pickles.read(file))
     file = tmp_path / "model" / "checkpoint_best.pt"
+    torch.save(torch.load(file, weights_only=False), file, _use_new_zipfile_serialization=False)
+    assert recognise(file) == "fairseq"
+    monkeypatch.setattr(fairseq, "read", lambda file: read.append(file) or pickles.read(file))
     result = vanilla_transformer("convert", file, "--no-tokenizer", "--output", tmp_path / "ours")
     assert read == [file]
     assert "note: no tokenizer is written: save yours beside the model" in result.out
@@ -249,24 +223,19 @@ def test_text_to_text(tmp_path, capsys):
 
 
 OVERWRITTEN = ("<unk>", "</s>", "<pad>")
-CODES_OF_OVERWRITTEN = "#version: 0.2\n" + "".join(
-    f"{word[:n]} {word[n]}{'</w>' * (n == len(word) - 1)}\n"
-    for word in (*OVERWRITTEN, "w1", "w2")
-    for n in range(1, len(word))
-)
 
 
-@pytest.mark.parametrize("word", OVERWRITTEN)
-def test_overwritten_words(word, tmp_path, capsys):
-    """The word has a new id; the padding, the end and the unknown token keep theirs, in the written checkpoint too."""
+def test_overwritten_words(tmp_path, vanilla_transformer):
+    """They have new ids; the padding, the end and the unknown token keep theirs, in the written checkpoint too."""
     checkpoint(tmp_path / "model", {})
-    for language in ("de", "en"):
-        write_dictionary(tmp_path / "model" / f"dict.{language}.txt", (WORDS if language == "de" else TARGET_WORDS) - 1)
-        file = tmp_path / "model" / f"dict.{language}.txt"
-        file.write_text(f"{word} 0 #fairseq:overwrite\n" + file.read_text())
-    (tmp_path / "model" / "codes").write_text(CODES_OF_OVERWRITTEN)
-    assert cli.main(["convert", str(tmp_path / "model"), "--output", str(tmp_path / "ours")]) == 0
+    for language, size in (("de", WORDS), ("en", TARGET_WORDS)):
+        write_dictionary(file := tmp_path / "model" / f"dict.{language}.txt", size - 3)
+        file.write_text("".join(f"{word} 0 #fairseq:overwrite\n" for word in OVERWRITTEN) + file.read_text())
+    pairs = ((word, n) for word in (*OVERWRITTEN, "w1", "w2") for n in range(1, len(word)))
+    merges = (f"{word[:n]} {word[n]}{'</w>' * (n == len(word) - 1)}\n" for word, n in pairs)
+    (tmp_path / "model" / "codes").write_text("#version: 0.2\n" + "".join(merges))
+    assert vanilla_transformer("convert", tmp_path / "model", "--output", tmp_path / "ours").code == 0
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
-    assert tokenizer(f"w1 {word} zz")["input_ids"] == [6, 4, 3, 3, END]
-    assert tokenizer.decode([END, 6, 4, END, PAD], skip_special_tokens=True) == f"w1 {word}"
-    assert cli.main(["translate", "--model", str(tmp_path / "ours"), "--max-new-tokens", "4", "w1"]) == 0
+    assert tokenizer("w1 <unk> </s> <pad> zz")["input_ids"] == [8, 4, 5, 6, 3, 3, END]
+    assert tokenizer.decode([END, 8, 4, 5, 6, END, PAD], skip_special_tokens=True) == "w1 <unk> </s> <pad>"
+    assert vanilla_transformer("translate", "--model", tmp_path / "ours", "--max-new-tokens", 4, "w1").code == 0

@@ -189,7 +189,7 @@ def test_vocabularies_are_read_as_they_are_written(writer, loader, tmp_path, mon
     if loader == "BaseLoader":  # PyYAML without libyaml
         monkeypatch.delattr(yaml, "CBaseLoader")
     draw, file = random.Random(1), tmp_path / f"vocab.{'json' if 'json' in writer else 'yml'}"
-    for _ in range(20):
+    for _ in range(5):
         words = {"".join(draw.choices(SYMBOLS, k=draw.randint(1, 3))): None for _ in range(40)}
         tokens = ["</s>", "<unk>", *SYMBOLS, *(word for word in words if word not in SYMBOLS)]
         file.write_bytes(WRITERS[writer]({token: n for n, token in enumerate(tokens)}).encode())

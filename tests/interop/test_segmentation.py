@@ -31,10 +31,7 @@ def learn_codes(texts, merges, version, file):
     learn_bpe.learn_bpe(io.StringIO("\n".join(texts)), output, merges)
     lines = output.getvalue().splitlines()
     if version == "0.1":
-        lines = [
-            f"{line[: -len('</w>')]} </w>" if line.endswith("</w>") and n % 2 else line
-            for n, line in enumerate(lines[1:])
-        ]
+        lines = [line.replace("</w>", " </w>") if n % 2 else line for n, line in enumerate(lines[1:])]
         lines = [" ".join(line.split()[:2]) for line in lines]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -201,30 +198,23 @@ def test_a_library_that_is_missing(originals, monkeypatch, tmp_path):
 
 
 def test_padding_truncation_and_tensors(originals):
-    ours = originals("bpe").ours
-    texts = TEXTS["source"][:4]
-    rows = ours(texts)["input_ids"]
+    made, texts = originals("bpe"), TEXTS["source"][:4]
+    ours, rows = made.ours, made.ours(texts)["input_ids"]
     longest = max(map(len, rows))
     padded = ours(texts, padding=True, return_tensors="pt")
     assert padded["input_ids"].tolist() == [row + [1] * (longest - len(row)) for row in rows]
     assert padded["attention_mask"].sum(1).tolist() == [len(row) for row in rows]
     left = ours(texts, padding=True, padding_side="left")["input_ids"]
     assert left == [[1] * (longest - len(row)) + row for row in rows]
-    cut = ours(texts, truncation=True, max_length=4)["input_ids"]
-    assert cut == [[*row[:3], 2] for row in rows]
+    assert ours(texts, truncation=True, max_length=4)["input_ids"] == [[*row[:3], 2] for row in rows]
     assert ours(texts, add_special_tokens=False)["input_ids"] == [row[:-1] for row in rows]
     mask = ours(texts, return_special_tokens_mask=True)["special_tokens_mask"]
     assert mask == [[int(number == 2) for number in row] for row in rows]
     both = ours(texts, text_target=texts)
     assert both["labels"] == ours(text_target=texts)["input_ids"] != rows
-
-
-def test_sources_without_an_end(originals):
-    made = originals("codes 0.2")
-    ours = tokenizer_of(made.folder, tuple(made.dictionaries), SPECIAL, source_eos=False)
-    texts = TEXTS["source"]
-    assert ours(texts)["input_ids"] == [made.ids(text, 0)[:-1] for text in texts]
-    assert ours(text_target=texts)["input_ids"] == [made.ids(text, 1) for text in texts]
+    endless = tokenizer_of(made.folder, tuple(made.dictionaries), SPECIAL, source_eos=False)
+    assert endless(texts)["input_ids"] == [row[:-1] for row in rows]
+    assert endless(text_target=texts)["input_ids"] == both["labels"]
 
 
 # What is in a folder

@@ -10,11 +10,11 @@ import pytest
 import sentencepiece
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from unlike import PRE, UNSHARED, small_model
 
 from hf_vanilla_transformer import (
     DictionaryTokenizer,
-    VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizerFast,
 )
@@ -27,17 +27,12 @@ from tests.interop.opus_mt import TEXTS as SENTENCES
 from tests.interop.opus_mt import spm_model
 
 TEXTS = ["half past nine", "halb zehn", "the fourth of May", "der vierte Mai", "two euros", "zwei Euro </s> <pad>"]
-SIZES = {
-    "d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 20, "max_position_embeddings": 64,
-}  # fmt: skip
-PRE = {"norm_position": "pre", "final_layer_norm": True}
 # Fields of a configuration -> the class.
 KINDS = [
     ({}, "MarianMTModel"),
     ({"position_encoding": "marian", "attention_bias": True, "output_bias": True}, "MarianMTModel"),
-    ({"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}, "MarianMTModel"),
-    ({"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 290}, "MarianMTModel"),
+    ({**UNSHARED, "tie_word_embeddings": False}, "MarianMTModel"),
+    ({**UNSHARED, "decoder_vocab_size": 290}, "MarianMTModel"),
     ({"position_encoding": "fairseq"}, "FSMTForConditionalGeneration"),
     (PRE, "PegasusForConditionalGeneration"),
     ({**PRE, "position_encoding": "learned", "output_bias": True}, "BlenderbotForConditionalGeneration"),
@@ -58,8 +53,7 @@ def tokenizer():
 
 def model_of(tokenizer, **fields) -> VanillaTransformerForConditionalGeneration:
     torch.manual_seed(1)
-    config = VanillaTransformerConfig(**{"vocab_size": len(tokenizer), **SIZES, **fields})
-    model = VanillaTransformerForConditionalGeneration(config).eval()
+    model = small_model(**{"vocab_size": len(tokenizer), **fields})
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return model
@@ -99,13 +93,9 @@ def test_half_precision(fields, dtype, tokenizer, tmp_path):
     assert f"its weights are {dtype}, as the model's; logits are compared in float32" in notes
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert again.dtype == dtype
-    assert any(torch.equal(again.get_input_embeddings().weight, one) for one in sorted_width(model))
-
-
-def sorted_width(model):
-    """The embeddings, and with sines before cosines."""
     weight = model.get_input_embeddings().weight
-    return weight, torch.cat([weight[:, ::2], weight[:, 1::2]], dim=1)
+    sines_first = torch.cat([weight[:, ::2], weight[:, 1::2]], dim=1)
+    assert any(torch.equal(again.get_input_embeddings().weight, one) for one in (weight, sines_first))
 
 
 def test_settings_that_stay_and_that_are_left_out(tokenizer, tmp_path):
@@ -113,25 +103,17 @@ def test_settings_that_stay_and_that_are_left_out(tokenizer, tmp_path):
     settings = {"forced_eos_token_id": 2, "gnmt_length_penalty": None, "max_extra_length": None, "max_new_tokens": 6}
     for name, value in {**settings, "coverage_penalty": 0.2, "output_alignments": False}.items():
         setattr(model.generation_config, name, value)
-    notes = stock.write_stock(model, tokenizer, tmp_path)
-    assert "coverage_penalty 0.2 is left out, as transformers has none" in notes
+    assert "coverage_penalty 0.2 is left out, as transformers has none" in stock.write_stock(model, tokenizer, tmp_path)
     saved = json.loads((tmp_path / "generation_config.json").read_text())
     assert saved["forced_eos_token_id"] == 2
     assert not {"coverage_penalty", "output_alignments"} & saved.keys()
     batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
-    found = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).generate(**batch, num_beams=1, early_stopping=False)
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    losses = [one(**batch, labels=batch["input_ids"]).loss.item() for one in (again, model)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    found = again.generate(**batch, num_beams=1, early_stopping=False)
     assert torch.equal(found, model.generate(**batch, num_beams=1, early_stopping=False, coverage_penalty=None))
     assert {2} == {int(row[row != 0][-1]) for row in found}
-
-
-def test_the_smallest_vocabulary_with_padding_among_its_tokens(tokenizer, tmp_path):
-    fields = {"vocab_size": 5, "pad_token_id": 3, "eos_token_id": 0, "position_encoding": "fairseq"}
-    assert stock.write_stock(model_of(tokenizer, **fields), tokenizer, tmp_path)[0].startswith("it is a FSMT")
-
-
-def test_the_cause_of_a_difference_is_named(tokenizer, tmp_path):
-    with pytest.raises(ConversionError, match=r"differ by .*, as layer_norm_eps is 0\.01 and a MarianMTModel's 1e-05"):
-        stock.write_stock(model_of(tokenizer, layer_norm_eps=1e-2), tokenizer, tmp_path)
 
 
 def test_the_command(vanilla_transformer, tiny_checkpoint, tmp_path, plain):
@@ -175,7 +157,7 @@ print(json.dumps(found))
 TRAINING = """
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 rows = [dict(tokenizer(text, text_target=text)) for text in texts]
-options = {"max_steps": 40, "learning_rate": 3e-3, "label_smoothing_factor": 0.1, "logging_steps": 10}
+options = {"max_steps": 20, "learning_rate": 6e-3, "label_smoothing_factor": 0.1, "logging_steps": 5}
 options |= {"save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True}
 arguments = Seq2SeqTrainingArguments(output, **options)
 collator = DataCollatorForSeq2Seq(tokenizer, model=model)
@@ -185,12 +167,8 @@ for stack in (model.model.encoder, model.model.decoder):
 trainer.train()
 trainer.save_model(output)
 found["losses"] = [one["loss"] for one in trainer.state.log_history if "loss" in one]
+found["dropout"] = model.config.dropout
 """
-# The paper's base model, but for the vocabulary.
-BASE = {
-    "d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 8,
-    "decoder_attention_heads": 8, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048, "vocab_size": 8000,
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -216,21 +194,6 @@ def assert_same(found, model, tokenizer, output):
     for beams in (1, 4):
         options = {"num_beams": beams, "length_penalty": 0.0, "early_stopping": True, "do_sample": False}
         assert found[str(beams)] == model.generate(**batch, **options, max_new_tokens=12).tolist()
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize(
-    ("fields", "name"), [(fields, name) for fields, name in KINDS if "decoder_vocab_size" not in fields]
-)
-def test_base_sized_models(fields, name, tokenizer, tmp_path, plain):
-    model = model_of(tokenizer, **BASE, **fields)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter *= 0.1 if parameter.dim() == 2 else 1.0
-    stock.write_stock(model, tokenizer, tmp_path)
-    found = plain(OUTPUTS, tmp_path, tmp_path / "out")
-    assert found["class"] == name
-    assert_same(found, model, tokenizer, tmp_path / "out")
 
 
 @pytest.fixture(scope="module")
@@ -262,26 +225,14 @@ def test_transformers_4_opens_it(fields, name, tokenizer, transformers_4, tmp_pa
 
 @pytest.mark.slow
 def test_a_trainer_without_the_package_trains_on_and_convert_brings_it_back(tokenizer, tmp_path, plain):
-    stock.write_stock(model_of(tokenizer), tokenizer, tmp_path)
+    model = model_of(tokenizer)
+    stock.write_stock(model, tokenizer, tmp_path)
     found = plain(TRAINING + OUTPUTS, tmp_path, tmp_path / "out")
     assert found["losses"][-1] < found["losses"][0] - 0.5
+    assert found["dropout"] == model.config.dropout
     convert(tmp_path / "out", tmp_path / "back")
     again = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "back")
     assert_same(found, again, AutoTokenizer.from_pretrained(tmp_path / "back"), tmp_path / "out")
-
-
-def test_it_trains_on(tokenizer, tmp_path):
-    model = model_of(tokenizer)
-    stock.write_stock(model, tokenizer, tmp_path)
-    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-    assert again.config.dropout == model.config.dropout
-    rows = [tokenizer(text, text_target=text) for text in TEXTS]
-    batch = DataCollatorForSeq2Seq(AutoTokenizer.from_pretrained(tmp_path), model=again)(rows)
-    ours = model(**{name: batch[name] for name in ("input_ids", "attention_mask", "labels")})
-    theirs = again.eval()(**batch)
-    assert theirs.loss.item() == pytest.approx(ours.loss.item(), abs=1e-4)
-    theirs.loss.backward()
-    assert all(p.grad is not None for name, p in again.named_parameters() if "embed_positions" not in name)
 
 
 def test_symbols_stay(tmp_path):
@@ -291,39 +242,6 @@ def test_symbols_stay(tmp_path):
     own = AutoTokenizer.from_pretrained(tmp_path)
     assert own("a  t͡ɕ Q </s>")["input_ids"] == tokenizer("a  t͡ɕ Q </s>")["input_ids"]
     assert own.unk_token == "<unk>"
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"position_encoding": "learned"}, "no class of transformers has norm_position 'post' without final norms and"),
-        ({"norm_position": "pre"}, "norm_position 'pre' without final norms"),
-        ({"final_layer_norm": True}, "norm_position 'post' with final norms"),
-        ({"head_dim": 4}, "MarianMTModel has no place for head_dim or value_head_dim other than d_model / heads"),
-        ({**PRE, "position_encoding": "fairseq", "output_bias": True}, "M2M100.* has no place for output_bias"),
-        ({**PRE, "share_encoder_decoder_embeddings": False}, "Pegasus.* share_encoder_decoder_embeddings false"),
-        ({"position_encoding": "fairseq", "decoder_start_token_id": 0}, "FSMT.* a decoder that starts with padding"),
-        ({"d_model": 15, "encoder_attention_heads": 1, "decoder_attention_heads": 1}, "an odd d_model"),
-    ],
-)
-def test_what_no_class_can_be_is_refused(fields, message, tokenizer, tmp_path):
-    with pytest.raises(ConversionError, match=message):
-        stock.write_stock(model_of(tokenizer, **fields), tokenizer, tmp_path)
-    assert not any(tmp_path.iterdir())
-
-
-def test_tokenizers_of_this_package_are_refused(tmp_path):
-    pairs = [{"source": "a b", "target": "x"}]
-    two = train_tokenizer(pairs, ["characters", "words"])
-    tokens = ["<s>", "<pad>", "</s>", "<unk>", "a"]
-    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    words = DictionaryTokenizer(
-        segmentation={side: {"tokens": tokens, "level": "word"} for side in ("source", "target")}, **special
-    )
-    for tokenizer in (two, words):
-        with pytest.raises(ConversionError, match=f"{type(tokenizer).__name__}, is code of this package"):
-            stock.write_stock(model_of(two), tokenizer, tmp_path)
-    assert not any(tmp_path.iterdir())
 
 
 def test_a_dictionary_with_one_sentencepiece_model_becomes_a_file():

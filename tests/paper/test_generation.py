@@ -3,7 +3,6 @@
 import copy
 import functools
 import json
-import logging
 import tomllib
 from pathlib import Path
 
@@ -202,23 +201,6 @@ def assert_same_hypotheses(found, expected):
     assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-5, rel=1e-5)
 
 
-@pytest.fixture
-def said():
-    """What transformers logs as a warning or worse during the test, those warnings included that it gives but once."""
-    messages = []
-
-    class Recorder(logging.Handler):
-        def emit(self, record):
-            messages.append(record.getMessage())
-
-    logging.Logger.warning_once.cache_clear()  # transformers adds the method
-    recorder = Recorder(logging.WARNING)
-    logger = logging.getLogger("transformers")
-    logger.addHandler(recorder)
-    yield messages
-    logger.removeHandler(recorder)
-
-
 # ---- defaults ----
 
 
@@ -231,11 +213,7 @@ def test_the_papers_decoding_is_the_default(model):
     assert config.length_penalty in (None, 1.0)
     assert config.max_length is None
     assert config.max_new_tokens is None
-
-
-def test_default_decoding_is_the_references(model):
-    """Beam of 4, alpha 0.6, at most 50 tokens more than the source has, without a single argument."""
-    source = SOURCES[1]
+    source = SOURCES[1]  # and without a single argument:
     expected = reference_beam_search(model, source, 4, len(source) + 50, lambda n: gnmt_divisor(n, 0.6))
     assert tuple(new_tokens(model.generate(torch.tensor([source]))[0])) == expected[0][0]
 
@@ -285,25 +263,23 @@ def test_options_can_be_overridden(model, way):
     torch.testing.assert_close(output.sequences_scores, log_probs / gnmt_divisor(length, 2.0), **FLOAT32)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("name", "fix"),
+    ("options", "message"),
     [
-        ("gnmt_length_penalty", r"number.*\(the paper: 0\.6\) or None"),
-        ("max_extra_length", r"0 or more tokens .* 50\)"),
+        ({"gnmt_length_penalty": "0.6"}, r"`gnmt_length_penalty` is .*number.*\(the paper: 0\.6\) or None"),
+        ({"gnmt_length_penalty": -1}, r"`gnmt_length_penalty` is .*number.*\(the paper: 0\.6\) or None"),
+        ({"max_extra_length": -1}, r"`max_extra_length` is .*0 or more tokens .* 50\)"),
+        ({"max_extra_length": float("nan")}, r"`max_extra_length` is .*0 or more tokens .* 50\)"),
+        (
+            {"length_penalty": 0.8, "gnmt_length_penalty": 0.6},
+            r"`gnmt_length_penalty` is 0\.6 and `length_penalty` 0\.8.*Set one .* None",
+        ),
     ],
 )
-@pytest.mark.parametrize(("value", "way"), zip(("0.6", -1, float("nan")), WAYS, strict=True))
-def test_wrong_numbers_are_named_with_the_fix(model, name, fix, value, way):
-    with pytest.raises(ValueError, match=f"`{name}` is .*{fix}"):
-        generate_with(model, way, {name: value}, torch.tensor([SOURCES[0]]))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_two_penalties_at_once_are_an_error(model, way):
-    both = {"length_penalty": 0.8, "gnmt_length_penalty": 0.6}
-    message = r"`gnmt_length_penalty` is 0\.6 and `length_penalty` 0\.8.*Set one .* None"
+def test_wrong_options_are_named_with_the_fix(model, options, message, way):
     with pytest.raises(ValueError, match=message):
-        generate_with(model, way, both, torch.tensor([SOURCES[0]]))
+        generate_with(model, way, options, torch.tensor([SOURCES[0]]))
 
 
 @pytest.mark.parametrize(("penalty", "way"), [(0.0, "argument"), (1.0, "own config"), (2.0, "model's config")])
@@ -319,41 +295,21 @@ def test_transformers_length_penalty_takes_the_place_of_ours(model, way, penalty
 # ---- beam search ----
 
 
-@pytest.mark.parametrize(("seed", "alpha"), [(1, 0), (3, 0.6), (7, 2.0)])
-def test_beam_search_is_the_references(seed, alpha):
-    model = lively_model(seed)
-    for source in SOURCES[:2]:
-        found = beams(model, source, num_beams=4, gnmt_length_penalty=alpha, max_new_tokens=9)
-        assert_same_hypotheses(found, reference_beam_search(model, source, 4, 9, lambda n: gnmt_divisor(n, alpha)))
-
-
-@pytest.mark.parametrize("attached", [False, True], ids=["plain", "attached"])
-def test_beam_search_stops_as_the_reference_does(attached):
-    model, found = lively_model(7), []  # with this seed, alpha and beam all three rules lead to other translations
-    if attached:
-        engine.attach(model)
+@pytest.mark.parametrize(("seed", "alpha", "num_beams"), [(1, 0, 4), (3, 0.6, 4), (7, 2.0, 2)])
+def test_beam_search_and_its_end_are_the_references(seed, alpha, num_beams):
+    model, found = lively_model(seed), []
+    sources = SOURCES if seed == 7 else SOURCES[:1]
     for early_stopping in (True, False, "never"):
-        options = {"num_beams": 2, "early_stopping": early_stopping, "gnmt_length_penalty": 2.0}
-        options["output_scores"] = not attached  # of each step, which the engine doesn't keep
-        found.append([beams(model, source, **options, max_new_tokens=9) for source in SOURCES])
-        for source, of_source in zip(SOURCES, found[-1], strict=True):
-            rule = (lambda n: gnmt_divisor(n, 2.0), early_stopping)
-            assert_same_hypotheses(of_source, reference_beam_search(model, source, 2, 9, *rule))
-    assert found[0] != found[1] != found[2] != found[0]
-    assert not attached or model.engine.fallbacks == 0
+        options = {"num_beams": num_beams, "early_stopping": early_stopping, "gnmt_length_penalty": alpha}
+        found.append([beams(model, source, **options, max_new_tokens=9) for source in sources])
+        for source, of_source in zip(sources, found[-1], strict=True):
+            rule = (lambda n: gnmt_divisor(n, alpha), early_stopping)
+            assert_same_hypotheses(of_source, reference_beam_search(model, source, num_beams, 9, *rule))
+    # With this seed, alpha and beam all three rules lead to other translations.
+    assert seed != 7 or found[0] != found[1] != found[2] != found[0]
 
 
 # ---- a limit of tokens beyond the source's ----
-
-
-@pytest.mark.parametrize("num_beams", [1, 4])
-@pytest.mark.parametrize("extra", [0, 3])
-def test_a_sentence_gets_its_sources_length_and_the_extra(model, extra, num_beams):
-    for source in SOURCES[:2]:
-        options = {"num_beams": num_beams, "max_extra_length": extra}
-        limit = len(source) + extra
-        assert model.generate(torch.tensor([source]), **options, **ENDLESS).shape == (1, 1 + limit)
-        assert model.generate(torch.tensor([source]), **options).shape[1] <= 1 + limit
 
 
 def _kind_of_input(model, kind, inputs):
@@ -371,6 +327,8 @@ def _alone(i, num_beams, endless):
     """Source i on its own: (new tokens, score), the score None where there is one beam."""
     options = {"num_beams": num_beams, "max_extra_length": 3, **SHOWN, **(ENDLESS if endless else {})}
     output = shared().generate(torch.tensor([SOURCES[i]]), **options)
+    limit = len(SOURCES[i]) + 3
+    assert output.sequences.shape[1] == 1 + limit if endless else output.sequences.shape[1] <= 1 + limit
     return new_tokens(output.sequences[0]), output.sequences_scores[0] if num_beams > 1 else None
 
 
@@ -402,22 +360,17 @@ def test_a_sentence_does_not_depend_on_its_batch(model, endless, side, num_beams
             torch.testing.assert_close(together.sequences_scores[i], score, **FLOAT32)
 
 
-@pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize("maximum", [{"max_length": 5}, {"max_new_tokens": 30}], ids=str)
-@pytest.mark.parametrize("way", WAYS)
-def test_a_fixed_maximum_takes_the_place_of_the_extra(model, way, maximum, num_beams):
-    options = {**maximum, "max_extra_length": 0}
-    source = torch.tensor([SOURCES[1], SOURCES[1][::-1]])
-    found = generate_with(model, way, options, source, num_beams=num_beams, **ENDLESS)
+@pytest.mark.parametrize(("way", "num_beams"), zip(WAYS, (1, 4, 1), strict=True))
+def test_a_fixed_maximum_and_an_extra_take_each_others_place(model, way, maximum, num_beams):
+    """A maximum counts, whatever the extra; an extra that a call gives replaces the model's maximum."""
+    source, options = torch.tensor([SOURCES[1], SOURCES[1][::-1]]), {"num_beams": num_beams, **ENDLESS}
+    found = generate_with(model, way, {**maximum, "max_extra_length": 0}, source, **options)
     assert found.shape == (2, 1 + maximum.get("max_new_tokens", 4))
-
-
-@pytest.mark.parametrize("way", WAYS[:2])
-@pytest.mark.parametrize("maximum", [{"max_new_tokens": 30}, {"max_length": 30}], ids=str)
-def test_an_extra_given_takes_the_place_of_the_models_maximum(model, way, maximum):
-    model, source = with_defaults(model, **maximum), torch.tensor([SOURCES[1]])
-    found = generate_with(model, way, {"max_extra_length": 2}, source, num_beams=1, **ENDLESS)
-    assert found.shape[1] == 1 + source.shape[1] + 2
+    if way != "model's config":
+        model = with_defaults(model, **maximum)
+        found = generate_with(model, way, {"max_extra_length": 2}, source, **options)
+        assert found.shape == (2, 1 + source.shape[1] + 2)
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
@@ -451,21 +404,16 @@ def test_no_warning_without_a_reason(model, kind, options, said, recwarn):
     assert [str(warning.message) for warning in recwarn] == []
 
 
-def test_the_maximum_that_the_trainer_fills_in_is_none(model, said, recwarn):
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_maximum_of_20_counts_if_the_user_set_it(model, said, caplog, recwarn, saved, tmp_path):
     """Seq2SeqTrainer writes transformers' default of 20 into the model's generation config, with all others."""
     defaults = GenerationConfig._get_default_generation_params()
     missing = {name: value for name, value in defaults.items() if getattr(model.generation_config, name) is None}
-    filled_in = with_defaults(model, **missing)
+    filled_in, limited = with_defaults(model, **missing), with_defaults(model, max_length=20)
     assert filled_in.generation_config.max_length == 20
     found = filled_in.generate(torch.tensor([SOURCES[0]]), num_beams=1, **ENDLESS)
     assert found.shape[1] == 1 + len(SOURCES[0]) + 50
-    assert said == []
-    assert [str(warning.message) for warning in recwarn] == []
-
-
-@pytest.mark.parametrize("saved", [False, True])
-def test_a_maximum_of_20_that_the_user_set_counts(model, said, caplog, saved, tmp_path):
-    limited = with_defaults(model, max_length=20)
+    assert said == [str(warning.message) for warning in recwarn] == []
     if saved:
         limited.save_pretrained(tmp_path)
         limited = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
@@ -488,26 +436,18 @@ def _greedy(model, source, max_new_tokens, prefix=()):
 PREFIXES = [[9, 6], [], [5, 13, 18, 5], [20], [11, 3, 8]]
 
 
-@pytest.mark.parametrize("num_beams", [1, 4])
-def test_a_prefix_is_continued(model, num_beams):
-    for source, prefix in zip(SOURCES, PREFIXES, strict=True):
-        options = {"num_beams": num_beams, "max_extra_length": 3}
-        found = model.generate(torch.tensor([source]), decoder_input_ids=torch.tensor([[BOS, *prefix]]), **options)
-        assert found[0, : 1 + len(prefix)].tolist() == [BOS, *prefix]
-        if num_beams == 1:
-            assert new_tokens(found[0], prompt=1 + len(prefix)) == _greedy(model, source, len(source) + 3, prefix)
-        if prefix:  # the start token is set before it where it is left out
-            without = model.generate(torch.tensor([source]), decoder_input_ids=torch.tensor([prefix]), **options)
-            assert torch.equal(found, without)
-
-
 @functools.cache
 def _prefix_continued(variant, i, num_beams):
     """The new tokens after a prefix, for source i on its own."""
-    prompt = torch.tensor([[BOS, *PREFIXES[i]]])
-    options = {"num_beams": num_beams, "max_extra_length": 3}
-    found = shared(variant).generate(torch.tensor([SOURCES[i]]), decoder_input_ids=prompt, **options)
-    return new_tokens(found[0], prompt=prompt.shape[1])
+    model, prefix = shared(variant), PREFIXES[i]
+    options = {"inputs": torch.tensor([SOURCES[i]]), "num_beams": num_beams, "max_extra_length": 3}
+    found = model.generate(decoder_input_ids=torch.tensor([[BOS, *prefix]]), **options)
+    assert found[0, : 1 + len(prefix)].tolist() == [BOS, *prefix]
+    if prefix:  # the start token is set before it where it is left out
+        assert torch.equal(found, model.generate(decoder_input_ids=torch.tensor([prefix]), **options))
+    tokens = new_tokens(found[0], prompt=1 + len(prefix))
+    assert num_beams > 1 or tokens == _greedy(model, SOURCES[i], len(SOURCES[i]) + 3, prefix)
+    return tokens
 
 
 CACHES = {
@@ -519,8 +459,10 @@ CACHES = {
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-@pytest.mark.parametrize("cache", ["dynamic", "static", "none"])
-@pytest.mark.parametrize("variant", ["default", "learned positions"])
+@pytest.mark.parametrize(
+    ("variant", "cache"),
+    [*(("default", cache) for cache in ("dynamic", "static", "none")), ("learned positions", "dynamic")],
+)
 def test_prefixes_of_different_lengths_in_one_batch(variant, cache, num_beams):
     prompts = padded([[BOS, *prefix] for prefix in PREFIXES], "left", "decoder_")
     options = {"num_beams": num_beams, "max_extra_length": 3, **CACHES[cache]}
@@ -607,29 +549,22 @@ def test_a_cache_has_one_name_in_a_call(model):
 # ---- versions of transformers that no test has run with ----
 
 
-def renamed_again(handing_over):
-    """`prepare_inputs_for_generation` of a version that hands a cache over under another name."""
+def losing_the_cache(name):
+    """`prepare_inputs_for_generation` of a version that hands a cache over under another name, or none (None)."""
+    handing_over = GenerationMixin.prepare_inputs_for_generation
 
     @functools.wraps(handing_over)
     def prepare(*args, **kwargs):
-        inputs = handing_over(*args, **kwargs)
-        return {"keys_and_values" if name == CACHE else name: value for name, value in inputs.items()}
+        inputs = dict(handing_over(*args, **kwargs))
+        if (cache := inputs.pop(CACHE, None)) is not None and name is not None:
+            inputs[name] = cache
+        return inputs
 
     return prepare
 
 
-def forgetful(handing_over):
-    """One that hands none over."""
-
-    @functools.wraps(handing_over)
-    def prepare(*args, **kwargs):
-        return {name: value for name, value in handing_over(*args, **kwargs).items() if name != CACHE}
-
-    return prepare
-
-
-@pytest.mark.parametrize("change", [renamed_again, forgetful])
-def test_an_untested_version_that_loses_the_cache_is_refused(model, monkeypatch, change):
+@pytest.mark.parametrize("name", ["keys_and_values", None])
+def test_an_untested_version_that_loses_the_cache_is_refused(model, monkeypatch, name):
     source, options = torch.tensor(SOURCES[:1]), {"max_new_tokens": 6, "num_beams": 2}
     expected = model.generate(source, **options)
     monkeypatch.setattr(DecodingMixin, "has_checked_cache", False)
@@ -637,9 +572,7 @@ def test_an_untested_version_that_loses_the_cache_is_refused(model, monkeypatch,
     assert torch.equal(model.generate(source, **options), expected)
     assert DecodingMixin.has_checked_cache
     monkeypatch.setattr(DecodingMixin, "has_checked_cache", False)
-    monkeypatch.setattr(
-        GenerationMixin, "prepare_inputs_for_generation", change(GenerationMixin.prepare_inputs_for_generation)
-    )
+    monkeypatch.setattr(GenerationMixin, "prepare_inputs_for_generation", losing_the_cache(name))
     for _ in range(2):
         with pytest.raises(
             RuntimeError, match=r"transformers 5\.99\.0, .*tested with 5\.23 and 5\.24.*use_cache=False"
@@ -686,13 +619,20 @@ def test_logits_do_not_depend_on_the_batch(variant, attention, dtype):
 # ---- odd input ----
 
 
-@pytest.mark.parametrize("grown_in_inference", [False, True])
-def test_a_source_beyond_the_table_of_positions(grown_in_inference):
+@pytest.mark.parametrize(
+    ("encoding", "grown_in_inference"),
+    [("paper", False), ("paper", True), ("tensor2tensor", False), ("fairseq", True), ("marian", False)],
+)
+def test_a_source_beyond_the_table_of_positions(encoding, grown_in_inference):
     source = (torch.arange(150) % 20 + 3)[None]
-    short, long = lively_model(max_position_embeddings=16), lively_model(max_position_embeddings=512)
+    short, long = (lively_model(max_position_embeddings=size, position_encoding=encoding) for size in (16, 512))
+    saved = short.model.encoder.embed_positions.table.shape
     with torch.inference_mode(grown_in_inference):
         found = short.generate(source, num_beams=2, max_new_tokens=20)
+        logits = [model(source, decoder_input_ids=found).logits for model in (short, long)]
+    torch.testing.assert_close(*logits, rtol=0, atol=0)
     assert torch.equal(found, long.generate(source, num_beams=2, max_new_tokens=20))
+    assert short.model.encoder.embed_positions.table.shape == saved  # DDP sends it from one process to the others
     short.train()  # the table grown then serves for training as well
     short(input_ids=source, labels=source).loss.backward()
     assert short.model.encoder.embed_tokens.weight.grad.isfinite().all()

@@ -1,8 +1,9 @@
-"""A saved checkpoint brings its code along: it works where this package isn't installed."""
+"""Importing the package is all that Auto classes need; a saved checkpoint works where it isn't even installed."""
 
+import copy
+import importlib
 import inspect
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from transformers import (
 import hf_vanilla_transformer
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
     VanillaTransformerTokenizerFast,
 )
@@ -32,8 +34,55 @@ MODEL_MAP = {
     "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
     "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
 }
+SMALL = {"vocab_size": 20, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
+HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
 
 
+# ---- Auto classes ----
+def assert_registered(checkpoint):
+    config = AutoConfig.for_model("vanilla_transformer", **SMALL, **HEADS)
+    assert type(config) is VanillaTransformerConfig
+    assert config.d_model == 8
+    assert type(AutoConfig.from_pretrained(checkpoint)) is VanillaTransformerConfig
+    for auto, model_class in (
+        (AutoModel, VanillaTransformerModel),
+        (AutoModelForSeq2SeqLM, VanillaTransformerForConditionalGeneration),
+    ):
+        assert type(auto.from_config(config)) is model_class
+        assert type(auto.from_pretrained(checkpoint)) is model_class
+    assert type(AutoTokenizer.from_pretrained(checkpoint)) is VanillaTransformerTokenizerFast
+
+
+def test_auto_classes_take_options(tiny_checkpoint):
+    model = AutoModelForSeq2SeqLM.from_pretrained(
+        tiny_checkpoint, dtype=torch.bfloat16, attn_implementation="eager", dropout=0.3
+    )
+    assert model.dtype == torch.bfloat16
+    assert model.config._attn_implementation == "eager"
+    assert model.config.dropout == 0.3
+    config, unused = AutoConfig.from_pretrained(tiny_checkpoint, d_model=64, nonsense=1, return_unused_kwargs=True)
+    assert (config.d_model, unused) == (64, {"nonsense": 1})
+
+
+def test_registering_again_is_harmless(tiny_checkpoint, said):
+    assert_registered(tiny_checkpoint)
+    hf_vanilla_transformer.register()
+    assert_registered(tiny_checkpoint)
+    assert importlib.reload(hf_vanilla_transformer) is hf_vanilla_transformer
+    assert_registered(tiny_checkpoint)
+    assert said == []
+
+
+def test_public_names():
+    for name in hf_vanilla_transformer.__all__:
+        assert getattr(hf_vanilla_transformer, name) is not None
+    assert dir(hf_vanilla_transformer) == sorted(hf_vanilla_transformer.__all__)
+    everything = {}
+    exec("from hf_vanilla_transformer import *", everything)
+    assert everything.keys() >= set(hf_vanilla_transformer.__all__)
+
+
+# ---- The code that comes along ----
 def assert_carries_its_code(folder, tokenizer=True):
     expected = MODEL_CODE | (TOKENIZER_CODE if tokenizer else set())
     assert {file.name for file in folder.glob("*.py")} == expected
@@ -81,6 +130,7 @@ def probe(folder, **kwargs):
 
 def assert_same(mine, others):
     assert mine.keys() == others.keys()
+    mine, others = copy.deepcopy((mine, others))
     for name in ("config", "generation config"):  # whose file names differ with the folder
         for values in (mine[name], others[name]):
             values.pop("_name_or_path", None)
@@ -100,7 +150,7 @@ def assert_same(mine, others):
 WITHOUT_THE_PACKAGE = """
 import sys
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 checkpoint, again, results = sys.argv[1:]
 errors = {}
@@ -119,8 +169,15 @@ modules = [type(part).__module__ for part in (model, model.config, tokenizer)]
 model.save_pretrained(again)
 tokenizer.save_pretrained(again)
 second = probe(again, trust_remote_code=True)
+pipelines = []
+for folder in (checkpoint, again):
+    translate = pipeline("vanilla-translation", model=folder, trust_remote_code=True, device="cpu", max_new_tokens=5)
+    texts = ["half past nine", "nine"]
+    several = translate(texts, batch_size=2, num_beams=3, num_return_sequences=2)
+    pipelines.append([translate(texts[0]), translate(texts), list(translate(text for text in texts)), several])
 assert sys.modules["hf_vanilla_transformer"] is None
-torch.save({"errors": errors, "first": first, "modules": modules, "second": second}, results)
+found = {"errors": errors, "first": first, "modules": modules, "second": second, "pipelines": pipelines}
+torch.save(found, results)
 """
 
 
@@ -134,34 +191,31 @@ def elsewhere(tiny_checkpoint, tmp_path_factory, without_the_package):
     return torch.load(folder / "results.pt", weights_only=False), folder / "again"
 
 
-def test_checkpoint_carries_its_code(tiny_checkpoint):
-    assert_carries_its_code(tiny_checkpoint)
+@pytest.fixture(scope="module")
+def mine(tiny_checkpoint):
+    """What this process makes of it."""
+    return probe(tiny_checkpoint)
 
 
 SPDX = "# SPDX-License-Identifier: Apache-2.0\n"
 
 
-def test_checkpoint_carries_the_licence_of_its_code(tiny_checkpoint):
+def test_checkpoint_carries_its_code_and_its_licence(tiny_checkpoint):
+    assert_carries_its_code(tiny_checkpoint)
     assert (tiny_checkpoint / "LICENSE-CODE").read_bytes() == (PACKAGE / "LICENSE").read_bytes()
     assert all(file.read_text().startswith(SPDX) for file in tiny_checkpoint.glob("*.py"))
 
 
-def test_checkpoint_without_the_package(tiny_checkpoint, elsewhere):
-    """Token ids, logits and translations are bit by bit those of this process."""
-    results, _ = elsewhere
+def test_checkpoint_without_the_package(mine, elsewhere):
+    """Token ids, logits and translations are bit by bit those of this process, and when it is saved again, too."""
+    results, again = elsewhere
     assert all(module.startswith("transformers_modules.") for module in results["modules"])
-    mine = probe(tiny_checkpoint)
     assert mine["decoded"][2] == "Überraschung: 🙂"
     assert mine["generation config"]["num_beams"] == 4
     assert mine["beam search"].shape[0] == 3
-    assert_same(mine, results["first"])
-
-
-def test_checkpoint_saved_without_the_package(tiny_checkpoint, elsewhere):
-    results, again = elsewhere
     assert_carries_its_code(again)
-    assert_same(probe(tiny_checkpoint), results["second"])
-    assert_same(probe(again), results["second"])
+    for others in (results["first"], results["second"], probe(again)):
+        assert_same(mine, others)
 
 
 def test_without_the_package_trust_is_asked_for(elsewhere):
@@ -172,51 +226,35 @@ def test_without_the_package_trust_is_asked_for(elsewhere):
     assert len(results["errors"]) == 8
 
 
-def test_trusting_the_code_where_the_package_is_imported(tiny_checkpoint):
-    assert_same(probe(tiny_checkpoint), probe(tiny_checkpoint, trust_remote_code=True))
+def test_trusting_the_code_where_the_package_is_imported(tiny_checkpoint, mine):
+    assert_same(mine, probe(tiny_checkpoint, trust_remote_code=True))
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint, trust_remote_code=True)
     assert type(model).__name__ == "VanillaTransformerForConditionalGeneration"
-    # and afterwards the package's own classes are still what is found without it
-    assert type(AutoConfig.from_pretrained(tiny_checkpoint)) is VanillaTransformerConfig
-    assert type(AutoModel.from_pretrained(tiny_checkpoint)) is VanillaTransformerModel
-    assert type(AutoTokenizer.from_pretrained(tiny_checkpoint)) is VanillaTransformerTokenizerFast
+    assert_registered(tiny_checkpoint)  # and afterwards the package's own classes are still what is found without it
 
 
-def test_model_saved_by_the_trainer(tiny_checkpoint, tmp_path):
+def test_model_saved_by_the_trainer(tiny_checkpoint, mine, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
     arguments = Seq2SeqTrainingArguments(output_dir=str(tmp_path / "run"), report_to="none", use_cpu=True)
     trainer = Seq2SeqTrainer(model=model, args=arguments, processing_class=tokenizer)
     trainer.save_model(str(tmp_path / "saved"))
     assert_carries_its_code(tmp_path / "saved")
-    mine, saved = probe(tiny_checkpoint), probe(tmp_path / "saved")
+    mine, saved = copy.deepcopy(mine), probe(tmp_path / "saved")
     assert saved["config"].pop("use_cache") is False  # the Trainer's own doing; what generate() reads stays
     assert mine["config"].pop("use_cache") is saved["generation config"]["use_cache"] is True
     assert_same(mine, saved)
 
 
-@pytest.fixture
-def reports(caplog):
-    """What transformers warns of."""
-    logger = logging.getLogger("transformers")
-    logger.addHandler(caplog.handler)
-    yield lambda: " ".join(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
-    logger.removeHandler(caplog.handler)
-
-
-SMALL = {"vocab_size": 20, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
-HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
-
-
 @pytest.mark.parametrize("tied", [True, False])
-def test_model_with_head_from_a_checkpoint_without_one(tied, tmp_path, reports):
+def test_model_with_head_from_a_checkpoint_without_one(tied, tmp_path, said):
     config = VanillaTransformerConfig(**SMALL, **HEADS, tie_word_embeddings=tied)
     base = VanillaTransformerModel(config)
     base.save_pretrained(tmp_path)
     model, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["unexpected_keys"]
     assert {*info["missing_keys"]} == (set() if tied else {"lm_head.weight"})
-    assert ("lm_head.weight" in reports()) is not tied
+    assert ("lm_head.weight" in " ".join(said)) is not tied
     for name, value in base.state_dict().items():
         assert torch.equal(model.model.state_dict()[name], value), name
     assert (model.lm_head.weight is model.get_input_embeddings().weight) is tied

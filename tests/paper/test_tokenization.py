@@ -9,7 +9,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -80,13 +80,6 @@ def test_vocabulary(trained):
     assert len(train(vocab_size=1000, min_frequency=20)) < len(train(vocab_size=1000, min_frequency=2))
 
 
-def test_punctuation_may_be_merged_across_a_space_and_words_may_not():
-    tokenizer = train(["the house , and the bushes ."] * 50, 2000)
-    assert tokenizer.readable_pieces(tokenizer.encode("the house , and the bushes .")) == [
-        "▁the", "▁house▁,▁and", "▁the", "▁bushes▁.", "</s>",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "texts",
     [
@@ -135,6 +128,7 @@ def test_reversible_on_odd_texts(text, trained):
     assert not {0, 1, 2}.intersection(ids[:-1])  # text is never a control token
 
 
+@settings(max_examples=50)
 @given(st.text())
 def test_reversible_on_any_text(either, text):
     assert returns(either, text)
@@ -160,12 +154,9 @@ def test_reversible_in_batches_and_in_every_container(either):
         assert either.decode(form, skip_special_tokens=True) == "Zwei junge Männer"
     assert either.decode(2) == either.decode(torch.tensor(2)) == "</s>"
     assert either.decode([]) == ""
-
-
-def test_ids_that_are_no_tokens(trained):
+    assert either.decode([len(either), 10**6]) == ""  # as in transformers: models may have rows to spare
     with pytest.raises(ValueError, match=r"token id -100 .*pad_token_id"):
-        trained.decode([5, -100, -100])
-    assert trained.decode([len(trained), 10**6]) == ""  # as in transformers: models may have rows to spare
+        either.decode([5, -100, -100])
 
 
 @pytest.mark.parametrize("text", ["a" * 100_000, " " * 100_000])
@@ -179,17 +170,14 @@ def test_huge_words_are_no_trouble(text, trained):
 # Control tokens and added tokens
 
 
-def test_control_tokens_in_texts_only_on_demand(trained):
+@pytest.mark.parametrize("merge_punctuation", [True, False])
+def test_control_tokens_in_texts_only_on_demand(trained, merge_punctuation):
+    """No learned piece spells one either."""
     assert trained.encode("a</s>", split_special_tokens=False)[-2:] == [2, 2]
     assert trained.encode("a</s>").count(2) == 1
     assert trained("a</s>", text_target="<s>")["labels"].count(1) == 0
     assert "</s>" not in trained.tokenize("a</s>")
-
-
-@pytest.mark.parametrize("merge_punctuation", [True, False])
-def test_no_learned_piece_spells_a_control_token(merge_punctuation):
-    texts = ["x</s>y</s>z<s>x<s>y<pad>x<pad>"] * 100
-    tokenizer = train(texts, 2000, merge_punctuation=merge_punctuation)
+    tokenizer = train(["x</s>y</s>z<s>x<s>y<pad>x<pad>"] * 100, 2000, merge_punctuation=merge_punctuation)
     assert not any(id_ in tokenizer.encode("x</s>y<s>z<pad>", add_special_tokens=False) for id_ in (0, 1, 2))
 
 
@@ -208,7 +196,11 @@ def test_added_tokens_keep_the_space_that_they_begin_with(tokenizer, text):
 
 @pytest.mark.parametrize("key", ["extra_special_tokens", "additional_special_tokens"])
 def test_special_tokens_of_the_user_match_whole_and_are_skipped(key, tokenizer, tmp_path):
-    assert tokenizer.add_special_tokens({key: ["<2de>", "<2ü>"]}) == 2
+    """Those of several calls, too."""
+    closing = str(tokenizer.backend_tokenizer.post_processor)
+    assert [tokenizer.add_special_tokens({key: tags}) for tags in (["<2de>"], ["<2ü>"])] == [1, 1]
+    assert str(tokenizer.backend_tokenizer.post_processor) == closing
+    assert tokenizer.decode(tokenizer("<2de><2ü>Holz").input_ids, skip_special_tokens=True) == "Holz"
     tokenizer.save_pretrained(tmp_path)
     for one in (tokenizer, AutoTokenizer.from_pretrained(tmp_path), pickle.loads(pickle.dumps(tokenizer))):
         assert one.extra_special_tokens == ["<2de>", "<2ü>"]
@@ -339,15 +331,11 @@ def test_train_new_from_iterator(trained_with_added_tokens):
     assert renamed("Holz").tokens()[-1] == renamed.eos_token == "<end>"
 
 
-def test_a_saved_tokenizer_still_opens_sequences(trained, tmp_path):
-    tokenizer = copy.deepcopy(trained)
-    tokenizer.add_bos_token = True
-    tokenizer.save_pretrained(tmp_path)
+def test_other_beginnings_and_ends_of_sequences_are_saved(trained, tmp_path):
+    opening, tokenizer = copy.deepcopy(trained), copy.deepcopy(trained)
+    opening.add_bos_token = True
+    opening.save_pretrained(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path)("Holz").tokens() == ["<s>", *trained("Holz").tokens()]
-
-
-def test_another_end_closes_sequences(trained, tmp_path):
-    tokenizer = copy.deepcopy(trained)
     tokenizer.add_special_tokens({"eos_token": "<end>"})
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
@@ -359,15 +347,6 @@ def test_another_end_closes_sequences(trained, tmp_path):
     loaded.eos_token = None
     assert loaded("Holz").input_ids == loaded("Holz", add_special_tokens=False).input_ids
     assert loaded.get_special_tokens_mask([5]) == [0]
-
-
-def test_tags_of_several_calls_are_special(trained):
-    tokenizer = copy.deepcopy(trained)
-    closing = str(tokenizer.backend_tokenizer.post_processor)
-    for tag in ("<2de>", "<2fr>"):
-        tokenizer.add_special_tokens({"extra_special_tokens": [tag]})
-    assert tokenizer.decode(tokenizer("<2de><2fr>Holz").input_ids, skip_special_tokens=True) == "Holz"
-    assert str(tokenizer.backend_tokenizer.post_processor) == closing
 
 
 def test_the_fingerprint_is_that_of_what_was_trained(trained):
@@ -396,5 +375,6 @@ def test_punctuation_stays_apart_where_it_shall():
 
     assert mixed(joined)
     assert not mixed(apart)
+    assert joined.readable_pieces(joined("in the street .")["input_ids"]) == ["▁in", "▁the", "▁street▁.", "</s>"]
     assert apart.readable_pieces(apart("in the street .")["input_ids"]) == ["▁in", "▁the", "▁street", "▁.", "</s>"]
     assert apart.readable_pieces(apart("the street.")["input_ids"]) == ["▁the", "▁street", ".", "</s>"]

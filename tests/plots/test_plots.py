@@ -44,16 +44,12 @@ def test_a_map_a_head_with_target_pieces_in_rows_and_source_pieces_in_columns(he
     assert (figure.get_suptitle(), figure.get_supxlabel(), figure.get_supylabel()) == ("Layer 2", "keys", "queries")
 
 
-def test_a_row_of_maps_for_each_layer():
+def test_rows_of_maps_and_weights_as_models_give_them():
     *panels, _ = plot_attention(_weights(6, 3, 4), list("abcd"), list("xyz"), columns=3).axes
     assert [panel.get_subplotspec().colspan.start for panel in panels] == [0, 1, 2, 0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    "change", [lambda w: w.bfloat16(), lambda w: w.double().numpy(), lambda w: w * torch.eye(3, 1)]
-)
-def test_what_models_give_is_taken_as_it_is(change):
-    _written(plot_attention(change(_weights(2, 3, 4)), list("abcd"), list("xyz")), "png")
+    weights = _weights(2, 3, 4)
+    for given in (weights.bfloat16(), weights.double().numpy(), weights * torch.eye(3, 1)):
+        _written(plot_attention(given, list("abcd"), list("xyz")), "png")
 
 
 def test_awkward_pieces_and_titles_neither_crash_nor_warn():
@@ -72,16 +68,13 @@ def test_long_sentences_are_thinned_out_instead_of_growing_without_bound():
     assert max(figure.get_size_inches()) < 30
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 3), (3, 4), (1, 2, 3, 4), (0, 3, 4)])
-def test_a_wrong_shape_is_named_with_the_right_one(shape):
-    with pytest.raises(ValueError, match=re.escape(f"shape {shape}; those of one sentence have (heads, 3, 4)")):
-        plot_attention(torch.zeros(shape), list("abcd"), list("xyz"))
-
-
-@pytest.mark.parametrize("weights", [torch.randn(2, 3, 4), torch.full((2, 3, 4), float("nan")), 2 * _weights(2, 3, 4)])
-def test_scores_that_are_no_distribution_are_refused(weights):
-    with pytest.raises(ValueError, match=r"not distributions; .* of model\.eval\(\)"):
-        plot_attention(weights, list("abcd"), list("xyz"))
+def test_what_is_no_attention_is_refused():
+    for shape in ((2, 4, 3), (3, 4), (1, 2, 3, 4), (0, 3, 4)):
+        with pytest.raises(ValueError, match=re.escape(f"shape {shape}; those of one sentence have (heads, 3, 4)")):
+            plot_attention(torch.zeros(shape), list("abcd"), list("xyz"))
+    for weights in (torch.randn(2, 3, 4), torch.full((2, 3, 4), float("nan")), 2 * _weights(2, 3, 4)):
+        with pytest.raises(ValueError, match=r"not distributions; .* of model\.eval\(\)"):
+            plot_attention(weights, list("abcd"), list("xyz"))
 
 
 def test_learning_curves_show_what_the_logs_have():

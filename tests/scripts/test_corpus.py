@@ -8,38 +8,23 @@ import pytest
 from rapidfuzz.distance import Levenshtein
 
 from scripts.quickstart import corpus
-from scripts.quickstart.corpus import (
-    FRAMES,
-    MAX_PAIRS,
-    PHRASES,
-    TABLES,
-    UNSEEN,
-    generate_pairs,
-    split_pairs,
-)
+from scripts.quickstart.corpus import FRAMES, MAX_PAIRS, PHRASES, TABLES, UNSEEN, generate_pairs, split_pairs
 
-CARDINALS = {
-    0: ("zero", "null"),
-    21: ("twenty-one", "einundzwanzig"),
-    101: ("one hundred and one", "einhunderteins"),
-    312: ("three hundred and twelve", "dreihundertzwölf"),
-    4_217: ("four thousand two hundred and seventeen", "viertausendzweihundertsiebzehn"),
-    999_999: (
-        "nine hundred and ninety-nine thousand nine hundred and ninety-nine",
-        "neunhundertneunundneunzigtausendneunhundertneunundneunzig",
-    ),
-}
-YEARS = {
-    1850: ("eighteen fifty", "achtzehnhundertfünfzig"),
-    1905: ("nineteen oh five", "neunzehnhundertfünf"),
-    2007: ("two thousand and seven", "zweitausendsieben"),
-    2024: ("twenty twenty-four", "zweitausendvierundzwanzig"),
-}
-ORDINALS = {
-    1: ("first", "erste"),
-    3: ("third", "dritte"),
-    7: ("seventh", "siebte"),
-    21: ("twenty-first", "einundzwanzigste"),
+WORDS = {
+    "cardinal": {
+        0: ("zero", "null"),
+        21: ("twenty-one", "einundzwanzig"),
+        101: ("one hundred and one", "einhunderteins"),
+        312: ("three hundred and twelve", "dreihundertzwölf"),
+        4_217: ("four thousand two hundred and seventeen", "viertausendzweihundertsiebzehn"),
+    },
+    "year": {
+        1850: ("eighteen fifty", "achtzehnhundertfünfzig"),
+        1905: ("nineteen oh five", "neunzehnhundertfünf"),
+        2007: ("two thousand and seven", "zweitausendsieben"),
+        2024: ("twenty twenty-four", "zweitausendvierundzwanzig"),
+    },
+    "ordinal": {1: ("first", "erste"), 3: ("third", "dritte"), 21: ("twenty-first", "einundzwanzigste")},
 }
 
 
@@ -61,10 +46,9 @@ def phrases(kind, number=3_000):
     return dict(PHRASES[kind](rng) for _ in range(number))
 
 
-def test_numbers_in_words():
-    assert {number: corpus._words(number) for number in CARDINALS} == CARDINALS
-    assert {year: corpus._words(year, "year") for year in YEARS} == YEARS
-    assert {number: corpus._words(number, "ordinal") for number in ORDINALS} == ORDINALS
+@pytest.mark.parametrize("kind", WORDS)
+def test_numbers_in_words(kind):
+    assert {number: corpus._words(number, kind) for number in WORDS[kind]} == WORDS[kind]
 
 
 def test_money_and_counts_in_words():
@@ -76,17 +60,12 @@ def test_money_and_counts_in_words():
     assert set(phrases("count").values()) == {corpus._words(number)[1] for number in range(2, 100)}
 
 
-@pytest.mark.parametrize(
-    ("case", "letter", "page"),
-    [
-        ("nominative", "der einundzwanzigste Brief", "die einundzwanzigste Seite"),
-        ("genitive", "des einundzwanzigsten Briefes", "der einundzwanzigsten Seite"),
-    ],
-)
-def test_ordinals_are_declined(case, letter, page):
-    declined = phrases(case)
-    assert declined["the twenty-first letter"] == letter
-    assert declined["the twenty-first page"] == page
+def test_ordinals_are_declined():
+    nominative, genitive = phrases("nominative"), phrases("genitive")
+    assert nominative["the twenty-first letter"] == "der einundzwanzigste Brief"
+    assert nominative["the twenty-first page"] == "die einundzwanzigste Seite"
+    assert genitive["the twenty-first letter"] == "des einundzwanzigsten Briefes"
+    assert genitive["the twenty-first page"] == "der einundzwanzigsten Seite"
 
 
 MONDAY = ("on Monday", "am Montag")
@@ -126,10 +105,9 @@ SENTENCES = [  # category, beginning of its frame, what fills it (a table is pic
 
 def pick(kind, english):
     """The entry of a table that begins with the English words."""
-    entries = TABLES[kind].items()
-    return next(
-        entry for entry in entries if (entry[0] if isinstance(entry[0], str) else entry[0][0]).startswith(english)
-    )
+    for words, entry in TABLES[kind].items():
+        if (words if isinstance(words, str) else words[0]).startswith(english):
+            return words, entry
 
 
 @pytest.mark.parametrize(("category", "beginning", "slots", "english", "german"), SENTENCES)
@@ -141,33 +119,22 @@ def test_sentences(category, beginning, slots, english, german, monkeypatch):
     assert corpus.draw_pair(category, random.Random(0)) == (english, german)
 
 
-def test_one_sentence_has_one_translation_in_both_directions(drawn):
+def test_sentences_are_well_formed_and_have_one_translation_in_both_directions(drawn):
     german_of, english_of = {}, {}
-    for pairs in drawn.values():
-        for english, german in pairs:
-            assert german_of.setdefault(english, german) == german
-            assert english_of.setdefault(german, english) == english
+    for english, german in (pair for pairs in drawn.values() for pair in pairs):
+        assert german_of.setdefault(english, german) == german
+        assert english_of.setdefault(german, english) == english
+        assert not re.search(r"[{}/\[\]|]|\s\s|^\s|\s$|\s[.,?!]", german)
+        assert not re.search(r"[{}\[\]|]|[a-z]/|\s\s|^\s|\s$|\s[.,?!]", english)
+        assert "\u00a0" not in german
+        for side in (english, german):
+            assert side[-1] not in ".?!" or side[0].isupper()
+        assert (english[-1] in ".?!") == (german[-1] in ".?!")
+        assert len(english.split()) <= 18
 
 
-def test_sentences_are_well_formed(drawn):
-    for pairs in drawn.values():
-        for english, german in pairs:
-            assert not re.search(r"[{}/\[\]|]|\s\s|^\s|\s$|\s[.,?!]", german)
-            assert not re.search(r"[{}\[\]|]|[a-z]/|\s\s|^\s|\s$|\s[.,?!]", english)
-            assert "\u00a0" not in german
-            for side in (english, german):
-                assert side[-1] not in ".?!" or side[0].isupper()
-            assert (english[-1] in ".?!") == (german[-1] in ".?!")
-            assert len(english.split()) <= 18
-
-
-def test_sentences_are_distinct_in_both_languages(pairs):
-    assert len(pairs) == 3_000
-    for side in zip(*pairs, strict=True):
-        assert len(set(side)) == len(pairs)
-
-
-def test_fewer_pairs_are_the_beginning_of_more_and_seeds_differ(pairs):
+def test_pairs_are_distinct_in_both_languages_and_fewer_are_the_beginning_of_more(pairs):
+    assert [len(set(side)) for side in zip(*pairs, strict=True)] == [3_000, 3_000]
     assert generate_pairs(100, seed=3) == pairs[:100]
     assert generate_pairs(100, seed=4) != pairs[:100]
 
@@ -191,12 +158,6 @@ def test_missing_dependency_names_the_command(module, monkeypatch):
         generate_pairs(1)
 
 
-@pytest.mark.parametrize("num_pairs", [-1, 0, MAX_PAIRS + 1])
-def test_impossible_numbers_of_pairs_name_the_limit(num_pairs):
-    with pytest.raises(ValueError, match=f"num_pairs is {num_pairs}, .* between 1 and {MAX_PAIRS}"):
-        generate_pairs(num_pairs)
-
-
 def test_split_keeps_sentences_apart(pairs):
     parts = split_pairs(pairs, 500, 700, seed=1)
     assert list(parts) == ["train", "validation", "test"]
@@ -213,9 +174,14 @@ REPEATED = [("a", "x"), ("a", "y"), ("b", "z")]
 
 
 @pytest.mark.parametrize(
-    ("pairs", "num_validation", "num_test", "message"),
-    [(REPEATED, -1, 1, "negative"), (REPEATED[1:], 1, 1, "leave none of 2"), (REPEATED, 1, 1, "occurs twice")],
+    ("pairs", "numbers", "message"),
+    [
+        (REPEATED, (-1, 1), "negative"),
+        (REPEATED[1:], (1, 1), "leave none of 2"),
+        (REPEATED, (1, 1), "occurs twice"),
+        *((None, (number,), f"num_pairs is {number}, .* between 1 and {MAX_PAIRS}") for number in (0, MAX_PAIRS + 1)),
+    ],
 )
-def test_impossible_splits(pairs, num_validation, num_test, message):
+def test_impossible_numbers_and_splits(pairs, numbers, message):
     with pytest.raises(ValueError, match=message):
-        split_pairs(pairs, num_validation, num_test)
+        split_pairs(pairs, *numbers) if pairs else generate_pairs(*numbers)

@@ -1,6 +1,5 @@
 """scripts/gpu_report.py: its tables take the place of the last ones, and nothing is lost if a benchmark fails."""
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -29,15 +28,16 @@ def test_tables_take_the_place_of_the_last_ones(docs, monkeypatch):
     gpu_report.main(["--docs", str(docs), *TINY])
     gpu_report.main(["--docs", str(docs), *TINY, "--model", "outputs/m", "--input", "test.en"])
     text = docs.read_text(encoding="utf-8")
-    assert "third\n```" in text
-    assert "$ python -m benchmarks text --model outputs/m --input test.en --device cpu" in text
-    assert "fifth\n```" in text
-    assert "$ python -m benchmarks generate --config tiny --device cpu" in text
+    for part in (
+        "third\n```", "$ python -m benchmarks text --model outputs/m --input test.en --device cpu", "fifth\n```",
+        "$ python -m benchmarks generate --config tiny --device cpu",
+    ):  # fmt: skip
+        assert part in text
     assert "first" not in text.replace(old.partition(BEGIN)[0], "")
     assert with_tables(docs, "gpu_report", "") == with_tables(DOCS, "gpu_report", "")
 
 
-def test_a_benchmark_that_fails_leaves_the_file_as_it_was(docs, monkeypatch):
+def test_a_benchmark_that_fails_leaves_the_file_as_it_was_and_one_that_takes_too_long_a_note(docs, monkeypatch):
     failed = SimpleNamespace(returncode=1, stdout="")
     outputs = iter([SimpleNamespace(returncode=0, stdout="figures"), failed, failed])
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: next(outputs))
@@ -45,33 +45,18 @@ def test_a_benchmark_that_fails_leaves_the_file_as_it_was(docs, monkeypatch):
         gpu_report.main(["--docs", str(docs), *TINY])
     assert docs.read_bytes() == DOCS.read_bytes()
 
-
-def test_a_part_that_takes_too_long_is_stopped(monkeypatch):
     def stopped(command, timeout, **_):
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(subprocess, "run", stopped)
-    table = gpu_report.measure(["generate", "--device", "cuda"])
-    assert table.splitlines()[1:3] == [
-        "$ python -m benchmarks generate --device cuda",
-        "not measured: it was stopped after 110 seconds",
-    ]
+    _, command, note, *_ = gpu_report.measure(["generate", "--device", "cuda"]).splitlines()
+    assert command == "$ python -m benchmarks generate --device cuda"
+    assert note == "not measured: it was stopped after 110 seconds"
 
 
-@pytest.mark.parametrize("text", ["", BEGIN, END + BEGIN, "{0}{1}{0}{1}"])
+@pytest.mark.parametrize("text", ["", END + BEGIN, "{0}{1}{0}{1}"])
 def test_missing_markers_are_told_before_anything_is_measured(text, tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("measured"))
     (tmp_path / "docs.md").write_text(text.format(BEGIN, END), encoding="utf-8")
     with pytest.raises(SystemExit, match="needs the lines <!-- tables"):
         gpu_report.main(["--docs", str(tmp_path / "docs.md")])
-
-
-@pytest.mark.hard
-def test_with_the_smallest_size_on_the_cpu(docs):
-    gpu_report.main(["--docs", str(docs), *TINY])
-    text = docs.read_text(encoding="utf-8").partition(BEGIN)[2]
-    wanted = {"train": ("marian", "torch"), "generate": ("marian",)}
-    for command, peers in wanted.items():
-        part = re.search(rf"```\n\$ python -m benchmarks {command} .*?```", text, re.DOTALL)[0]
-        for name in ("ours", *peers):
-            assert re.search(rf"^{name}\s+[\d,.]+ ", part, re.MULTILINE), name

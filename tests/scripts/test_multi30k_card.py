@@ -8,27 +8,12 @@ from scripts import multi30k_card
 
 
 def test_the_card_is_in_step_with_the_results():
-    made = str(fill_model_card(multi30k_card.facts()))
-    assert (multi30k_card.ROOT / "model_card.md").read_text(encoding="utf-8") == made, "python -m scripts.multi30k_card"
-
-
-def test_its_figures_are_those_of_the_results():
     text = (multi30k_card.ROOT / "model_card.md").read_text(encoding="utf-8")
-    data = yaml.safe_load(text.split("---\n")[1])
-    validation, test = (one["metrics"] for one in data["model-index"][0]["results"])
+    assert text == str(fill_model_card(multi30k_card.facts())), "run python -m scripts.multi30k_card"
+    validation, test = (one["metrics"] for one in yaml.safe_load(text.split("---\n")[1])["model-index"][0]["results"])
     assert [score["value"] for score in validation] == [44.15, 44.15, 44.23, 66.21]
     assert [score["value"] for score in test] == [42.42, 42.42, 42.53, 66.49]
     assert test[0]["args"]["signature"] == "nrefs:1|case:lc|eff:no|tok:none|smooth:none|version:2.6.0"
-    for row in (
-        "| parameters | 3,658,240 |", "| updates | 19,000 |", "| target tokens in all | 35.8 million |",
-        "| time (h:mm:ss) | 5:58:00 |", "| averaged checkpoints | 10 |", "| vocabulary | 10,000 tokens, one for both",
-        "| hardware | one core of an AMD EPYC with AVX-512 BF16, 2026-11-26 |", "| consistency | R-Drop, alpha 5 |",
-        "| layers (N), encoder + decoder | 4 + 4 |",
-    ):  # fmt: skip
-        assert row in text
-    samples = text.partition("## Sample translations")[2].partition("## Limits")[0]
-    assert len([line for line in samples.splitlines() if line.startswith("| ")]) == 2 + 5
-    assert "license" not in data
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,3 @@ def test_the_picture_moves(tmp_path, tiny_checkpoint):
         assert picture.size == (readme_picture.WIDTH, readme_picture.HEIGHT)
         assert picture.n_frames > 5
     assert output.stat().st_size <= readme_picture.MOST_BYTES
-
-
-def test_what_is_missing_is_said(tmp_path):
-    with pytest.raises(SystemExit, match=r"there is no .*nowhere\.html; run `make quickstart` before"):
-        readme_picture.main(["--page", str(tmp_path / "nowhere.html"), "--output", "F.gif"])

@@ -1,26 +1,24 @@
 """Ray: many files give the bytes of one process, whatever is killed."""
 
-import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
-from urllib import error, request
 
 import psutil
 import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data.formats import GZIP
 from hf_vanilla_transformer.documents.files import file_jobs, translate_files
 from hf_vanilla_transformer.documents.rows import ROWS
+from tests.serving.processes import PATIENCE, ask, serving
 
-PATIENCE = 900
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(1_800)]
 
 
@@ -35,7 +33,13 @@ def ray_files():
 
 
 def test_files_are_those_of_one_process(ray_files, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    given = tmp_path / "in"
+    """By an ensemble of two models."""
+    given, other = tmp_path / "in", shutil.copytree(tiny_checkpoint, tmp_path / "other")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
+    with torch.no_grad():
+        model.get_input_embeddings().weight += 0.1 * torch.randn_like(model.get_input_embeddings().weight)
+    model.save_pretrained(other)
+    models = [str(tiny_checkpoint), str(other)]
     given.mkdir()
     for number in range(4):
         lines = (f"{number * ROWS + line} past nine\n" for line in range(ROWS // 2 * number))
@@ -45,16 +49,16 @@ def test_files_are_those_of_one_process(ray_files, tiny_checkpoint: Path, tmp_pa
     options = {"num_beams": 1, "max_new_tokens": 4, "progress_bar": False}
 
     here = file_jobs([given], tmp_path / "here")
-    translator = Translator(str(tiny_checkpoint), "cpu", threads=1)
+    translator = Translator(models, "cpu", threads=1)
     assert [problem for _, problem in translate_files(here[:5], translator, options)] == [""] * 5
 
     there = file_jobs([given], tmp_path / "there", how=options)
     opening = {"device": "cpu", "threads": 1}
-    done = list(ray_files.translate_files(there, str(tiny_checkpoint), options=options, opening=opening))
+    done = list(ray_files.translate_files(there, models, options=options, opening=opening))
 
     assert [job.source.name for job, error in done if error] == ["damaged.gz"]
-    for one, other in zip(here[:5], there[:5], strict=True):
-        assert one.output.read_bytes() == other.output.read_bytes()
+    for one, two in zip(here[:5], there[:5], strict=True):
+        assert one.output.read_bytes() == two.output.read_bytes()
     names = [path.name for path in (tmp_path / "there").iterdir() if path not in [job.record for job in there]]
     assert sorted(names) == ["0.txt", "1.txt", "2.txt", "3", "3.txt"]
 
@@ -137,35 +141,16 @@ def test_killed_workers_nodes_and_drivers_lose_no_line(
 
 def test_the_service_on_a_cluster(tiny_checkpoint: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray isn't installed: pip install '.[ray]'")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     other = shutil.copytree(tiny_checkpoint, tmp_path / "other")
     models = ["--model", f"en-de={tiny_checkpoint}", f"de-en={other}", "--models-per-replica", "1", "--threads", "1"]
-    command = [sys.executable, "-m", "hf_vanilla_transformer", "serve", "--ray", "--port", str(port), *models]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == f"http://127.0.0.1:{port} translates en-de, de-en\n"
+    command = ["-m", "hf_vanilla_transformer", "serve", "--ray", "--port", "{port}", *models]
+    with serving(*command, ready="http://127.0.0.1:{port} translates en-de, de-en\n") as (port, process):
         texts = [f"{number} past nine" for number in range(30)]
         expected = Translator(str(tiny_checkpoint), "cpu")(texts, progress_bar=False)
         with ThreadPoolExecutor(8) as clients:
-            answers = list(clients.map(lambda text: _answer(port, q=text, source="en", target="de"), texts))
-        assert answers == [(200, {"translatedText": text}) for text in expected]
-        assert _answer(port, q=texts[0], source="de", target="en") == answers[0]  # the model takes the other's place
-        status, answer = _answer(port, q="x" * 60_000, source="en", target="de")
-        assert (status, answer["error"]) == (413, "q has 60,000 characters, and the limit is 50,000")
+            answers = list(clients.map(lambda text: ask(port, text), texts))
+        assert answers == [(200, text) for text in expected]
+        assert ask(port, texts[0], "de", "en") == answers[0]  # the model takes the other's place
+        assert ask(port, "x" * 60_000) == (413, "q has 60,000 characters, and the limit is 50,000")
         process.terminate()
         assert process.wait(PATIENCE) == 0
-    finally:
-        process.kill()
-
-
-def _answer(port: int, **fields: str) -> tuple[int, dict[str, Any]]:
-    sent = request.Request(f"http://127.0.0.1:{port}/translate", json.dumps(fields).encode())
-    sent.add_header("content-type", "application/json")
-    try:
-        with request.urlopen(sent, timeout=PATIENCE) as answer:
-            return answer.status, json.loads(answer.read())
-    except error.HTTPError as refused:
-        return refused.code, json.loads(refused.read())

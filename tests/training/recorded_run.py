@@ -39,6 +39,20 @@ def called_gpu(state: PartialState) -> None:
     state.distributed_type = DistributedType.MULTI_GPU
 
 
+def process_of(rank: int, processes: int, port: int, folder: Path, arguments: list[str]) -> None:
+    """Runs the command in a folder as one of the processes that a launcher starts."""
+    os.chdir(folder)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with Path("log").open("a", encoding="utf-8") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    if processes > 1:
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_PORT": port}
+        os.environ |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    TranslationMetrics.__call__ = recorded
+    sys.exit(main(arguments))
+
+
 if __name__ == "__main__":
     TranslationMetrics.__call__ = recorded
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":

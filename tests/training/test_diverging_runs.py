@@ -24,16 +24,6 @@ class Poison(TrainerCallback):
                 next(model.parameters())[0, 0] = self.value
 
 
-@pytest.fixture
-def poisoned(monkeypatch):
-    """Adds a `Poison` to every trainer."""
-
-    def poison(update, value=float("nan")):
-        add_callback(monkeypatch, Poison(update, value))
-
-    return poison
-
-
 def test_a_rate_that_is_far_too_high_ends_the_run(train, recipe):
     result = train({**recipe, "max_steps": 40, "average_last": 0}, "--learning-rate", "1e12", "--save-steps", "1")
     assert result.code == 1
@@ -46,33 +36,26 @@ def test_a_rate_that_is_far_too_high_ends_the_run(train, recipe):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_the_last_good_checkpoint_is_kept(train, recipe, poisoned, caplog, value):
-    poisoned(3, value)
-    options = ("--save-steps", "1", "--save-total-limit", "1", "--logging-steps", "1")
-    result = train({**recipe, "max_steps": 30, "average_last": 0}, *options)
+def test_the_last_good_checkpoint_is_kept_and_resumed_from(train, recipe, caplog, monkeypatch, value):
+    recipe |= {"max_steps": 30, "average_last": 0, "save_steps": 1, "logging_steps": 1}
+    with monkeypatch.context() as patch:
+        add_callback(patch, Poison(3, value))
+        result = train(recipe, "--save-total-limit", "1")
     assert result.code == 1
     assert "the last checkpoint is checkpoint-2" in result.error
     assert "since update 4" in result.error  # the first one that computed with the poisoned weight
     assert [checkpoint.name for checkpoint in checkpoints_in(Path(recipe["output_dir"]))] == ["checkpoint-2"]
     assert "checkpoint-3 is not saved" in caplog.text
-
-
-def test_it_can_be_resumed_from_there(train, recipe, poisoned, monkeypatch):
-    with monkeypatch.context() as patch:
-        add_callback(patch, Poison(3, float("nan")))
-        recipe |= {"max_steps": 6, "average_last": 0, "save_steps": 1}
-        assert train(recipe).code == 1
-    result = train(recipe, "--resume", "--learning-rate", "1e-4")
+    result = train(recipe, "--resume", "--learning-rate", "1e-4", "--max-steps", "4")
     assert result.code == 0
     assert "checkpoint-2" in result.out
     load_model(recipe["output_dir"])
 
 
-def test_without_a_limit_the_model_is_refused_at_the_end(train, recipe, poisoned):
-    poisoned(1)
-    result = train(
-        {**recipe, "max_steps": 6, "average_last": 0}, "--max-nonfinite-updates", "0", "--logging-steps", "1"
-    )
+def test_without_a_limit_the_model_is_refused_at_the_end(train, recipe, monkeypatch):
+    add_callback(monkeypatch, Poison(1, float("nan")))
+    recipe |= {"max_steps": 4, "average_last": 0, "logging_steps": 1, "max_nonfinite_updates": 0}
+    result = train(recipe)
     assert "loss nan" in result.out  # and not 0.000
     assert result.code == 1
     assert "contains NaN or infinity" in result.error

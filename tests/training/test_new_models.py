@@ -1,16 +1,13 @@
 """A new model has its tokenizer's ids, and pretrained vectors where they are given."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
-from small_runs import recipe_in
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, EvalPrediction
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, cli
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.formats import CorpusError
 from hf_vanilla_transformer.data.vectors import read_vectors, use_vectors
 from hf_vanilla_transformer.tokenization_dictionary import DictionaryTokenizer
@@ -55,15 +52,9 @@ def test_a_tokenizer_without_padding_is_refused(tiny_checkpoint):
         ModelArguments(**SMALL).config_for(tokenizer)
 
 
-def train(folder: Path, **changes) -> int:
-    recipe = {**recipe_in(folder), "eval_strategy": "no", "num_beams": 1, **changes}
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    return cli.main(["train", "--config", str(folder / "recipe.yaml")])
-
-
-def test_a_run_with_a_converted_models_tokenizer(tmp_path):
+def test_a_run_with_a_converted_models_tokenizer(train, recipe, tmp_path):
     dictionary("0123456789eunz").save_pretrained(tmp_path / "dictionary")
-    assert train(tmp_path, tokenizer_name_or_path=str(tmp_path / "dictionary")) == 0
+    assert train(recipe | {"tokenizer_name_or_path": str(tmp_path / "dictionary")}).code == 0
     config = json.loads((tmp_path / "run" / "averaged-2" / "config.json").read_text())
     assert [config[f"{name}_token_id"] for name in ("pad", "bos", "eos", "decoder_start")] == [1, 0, 2, 0]
     assert (tmp_path / "run" / "averaged-2" / "test.translations.txt").is_file()
@@ -114,22 +105,17 @@ def test_wrong_vectors(tmp_path, text, message):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_run_with_vectors(tmp_path, capsys, shared):
+def test_a_run_with_vectors(train, recipe, tmp_path, shared):
+    recipe |= {"embeddings": str(tmp_path / "vectors"), "max_steps": 0, "average_last": 0}
+    recipe["tied"] = "all" if shared else "decoder"
+    (tmp_path / "vectors").write_text("nine 1 2\n")  # is told before anything is read
+    assert "a word and 2 numbers, but d_model is 16" in train(recipe).error
+    assert not (tmp_path / "run").exists()
     (tmp_path / "vectors").write_text(f"nine {' '.join(['0.5'] * 16)}\n")
-    settings = {"embeddings": str(tmp_path / "vectors"), "max_steps": 0, "average_last": 0, "d_model": 16}
-    settings["tied"] = "all" if shared else "decoder"
-    assert train(tmp_path, **settings) == 0
-    assert "tokens have a vector of" in capsys.readouterr().out
+    assert "tokens have a vector of" in train(recipe).out
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
     (id_,) = tokenizer("nine")["input_ids"][:-1]
     for stack in (model.get_encoder(), model.get_decoder()):
         vector = stack.embed_tokens.weight[id_] * model.config.embedding_scale
         assert vector.tolist() == pytest.approx([0.5] * 16)
-
-
-def test_vectors_of_another_size_are_told_before_anything_is_read(tmp_path, capsys):
-    (tmp_path / "vectors").write_text("nine 1 2\n")
-    assert train(tmp_path, embeddings=str(tmp_path / "vectors"), train_source=["train.en"]) == 2
-    assert "a word and 2 numbers, but d_model is 16" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()

@@ -22,6 +22,7 @@ from hf_vanilla_transformer.training.arguments import (
 )
 from hf_vanilla_transformer.training.options import UNSUPPORTED, RecipeError
 from hf_vanilla_transformer.training.recipe import RECIPES, describe_options, describe_recipes, options_of, parse_recipe
+from hf_vanilla_transformer.training.supported import has_transformers, option_names
 
 ROOT = Path(__file__).parents[2]
 PACKAGED = sorted(RECIPES.glob("*.yaml"))
@@ -58,12 +59,10 @@ def test_defaults_are_the_papers():
 @pytest.mark.parametrize(
     ("text", "name", "value"),
     [
-        ("max_steps: 1000", "max_steps", 1000),
         ("max_steps: -1\nnum_train_epochs: 3", "max_steps", -1),
         ("num_train_epochs: 3", "max_steps", -1),
         ("max_steps: '1000'", "max_steps", 1000),
         ("learning_rate: 1e-4", "learning_rate", 1e-4),
-        ("learning_rate: .5", "learning_rate", 0.5),
         ("max_steps: 1_000", "max_steps", 1000),
         ("learning_rate: 1", "learning_rate", 1.0),
         ("learning_rate: null", "learning_rate", None),
@@ -74,7 +73,6 @@ def test_defaults_are_the_papers():
         ("eval_strategy: no", "eval_strategy", IntervalStrategy.NO),
         ("eval_strategy: steps\neval_steps: 10", "eval_strategy", IntervalStrategy.STEPS),
         ("run_name: a = b # c", "run_name", "a = b"),
-        ("run_name: Büsche", "run_name", "Büsche"),
         ("\ufeffrun_name: a", "run_name", "a"),
         ("report_to: tensorboard", "report_to", ["tensorboard"]),
         ("report_to: none", "report_to", []),
@@ -123,6 +121,10 @@ def test_the_command_line_overrides_the_file(recipe):
     assert (training.max_steps, training.predict_with_generate, training.bf16, training.seed) == (7, False, False, 3)
     assert (model.preset, model.d_model, data.train_source) == ("big", 64, ["c", "d", "e"])
     assert training.lr_scheduler_kwargs == {"timescale": 2}
+    words = ["--train-data", "a.tsv", "b.tsv", "--dropout", "0", "--fp16=false", "--train-data=c.tsv", "--seed", "1"]
+    data, model, training = parse_recipe([], options_of([*words, "--seed", "2"]))  # without a file
+    assert (data.train_data, model.dropout, training.fp16) == (["a.tsv", "b.tsv", "c.tsv"], 0.0, False)
+    assert training.seed == 2
 
 
 SAVED = "model_name_or_path: saved"
@@ -146,13 +148,6 @@ def test_options_of_a_new_model_beside_a_saved_one(recipe, text, words, lost):
         return
     with pytest.raises(RecipeError, match=f"^{lost} would have no effect: model_name_or_path has its own"):
         recipe(text or "seed: 1", *words)
-
-
-def test_the_command_line_alone():
-    words = ["--train-data", "a.tsv", "b.tsv", "--dropout", "0", "--fp16=false", "--train-data=c.tsv"]
-    data, model, training = parse_recipe([], options_of([*words, "--seed", "1", "--seed", "2"]))
-    assert (data.train_data, model.dropout, training.fp16) == (["a.tsv", "b.tsv", "c.tsv"], 0.0, False)
-    assert training.seed == 2
 
 
 def test_values_need_not_be_text():
@@ -190,12 +185,15 @@ def test_several_gpus_without_a_launcher_train_no_data_parallel_model(monkeypatc
         ("max_steps: many", r"max_steps is 'many'; give an integer$"),
         ("max_steps: 1:30", r"max_steps is '1:30'; give an integer$"),
         ("max_steps: 1.5", r"max_steps is '1\.5'; give an integer$"),
-        ("max_steps: {a: 1}", r"max_steps is \{'a': 1\}; give an integer$"),
         ("max_steps: [1, 2]", r"max_steps is \['1', '2'\]; give an integer$"),
         ("lr_scheduler_kwargs: [1]", r"lr_scheduler_kwargs is \['1'\]; give text or a mapping$"),
         ("learning_rate: fast", r"learning_rate is 'fast'; give a number$"),
         ("bf16: yes", r"bf16 is 'yes'; give true or false$"),
-        ("train_source: [a, [b]]", r"train_source is \['a', \['b'\]\]; give a list of strings$"),
+        (
+            "train_source: [a, [b]]",
+            r"train_source is \['a', \['b'\]\]; give a list of strings, or of mappings \{path: ",
+        ),
+        ("train_target: [a, [b]]", r"train_target is \['a', \['b'\]\]; give a list of strings$"),
         ("eval_strategy: stepz", r"stepz is not a valid IntervalStrategy, please select one of"),
         ("log_level: loud", r"log_level is 'loud'; choose one of: detail, debug, "),
         ("lr_scheduler_type: cosin", r"cosin is not a valid SchedulerType, please select one of"),
@@ -206,11 +204,8 @@ def test_several_gpus_without_a_launcher_train_no_data_parallel_model(monkeypatc
             r"load_best_model_at_end requires .* Evaluation strategy: .* Save strategy: ",
         ),
         ("- max_steps: 5", r"recipe\.yaml is not a recipe; write one line per option, `max_steps: 1000`"),
-        ("# nothing", r"recipe\.yaml is not a recipe"),
         ("seed: 1\nmax_steps: 5: 6", r"recipe\.yaml:2: mapping values are not allowed here; write one line per"),
         ("seed: 1\n\tmax_steps: 5", r"recipe\.yaml:2: .*; write one line per option"),
-        ("seed: 1\nmax_steps 5\nbf16: true", r"recipe\.yaml:2: could not find expected ':'"),
-        ('seed: 1\nrun_name: "a\nbf16: true', r"recipe\.yaml:2: found unexpected end of stream"),
         ("seed: 1\ntrain_data: [a\nbf16: true", r"recipe\.yaml:2: expected ',' or ']'"),
         ("train_data:\n  - a\n b: 1", r"recipe\.yaml:3: expected <block end>"),
         ("seed: !!python/object/apply:os.getcwd []", r"seed is \[\]; give an integer$"),
@@ -232,7 +227,6 @@ def test_a_wrong_recipe_is_one_line_that_names_what_is_wrong(recipe, text, messa
         (["max_steps", "5"], r"unrecognized arguments: max_steps 5"),
         (["--max-steps", "5", "6"], r"unrecognized arguments: 6$"),
         (["--max-steps"], r"argument --max-steps: expected one argument$"),
-        (["--max-steps", "many"], r"max_steps is 'many'; give an integer$"),
         (["--train-source"], r"argument --train-source: expected at least one argument$"),
         (["--lr-scheduler-kwargs", "{'a': 1}"], r"Expecting property name enclosed in double quotes"),
     ],
@@ -298,8 +292,6 @@ def test_presets_and_overrides_reach_the_configuration(recipe):
     ("options", "message"),
     [
         ({"preset": "small"}, r"^There is no preset 'small'\. Choose one of: base, big, "),
-        ({"dropout": 1.5}, r"^`dropout` is 1\.5; it has to lie in \[0, 1\)"),
-        ({"d_model": 30}, r"^`encoder_attention_heads` is 8, which doesn't divide `d_model` 30"),
         ({"position_encoding": "rotary"}, r"^`position_encoding` is 'rotary'; choose one of: paper, "),
     ],
 )
@@ -346,24 +338,22 @@ def test_the_packages_recipes_have_names(tmp_path, monkeypatch):
         parse_recipe([tmp_path])
 
 
-def test_options_are_listed_in_groups_each_with_its_default_once():
+def test_options_are_listed_with_their_defaults_and_recipes_with_a_sentence():
     groups = describe_options().split("\n\n")
     assert [group.partition(":")[0] for group in groups] == ["Data", "Model", "Training"]
     lines = {line.split()[0]: line for group in groups for line in group.splitlines()[1:]}
     parts = (DataArguments, ModelArguments, VanillaTransformerTrainingArguments)
     names = {field.name for part in parts for field in dataclasses.fields(part) if field.init}
     assert lines.keys() == {f"--{name.replace('_', '-')}" for name in names - UNSUPPORTED}
+    assert names - UNSUPPORTED <= option_names() <= names  # by which a wrong one is an error at once
+    assert all(map(has_transformers, UNSUPPORTED))
     assert all(len(line.split()) > 2 and line.count("default:") <= 1 for line in lines.values())
     assert lines["--max-steps"].endswith("as many as num_train_epochs says. (default: 100000)")
-
-
-def test_recipes_are_listed_with_a_sentence_each():
-    lines = describe_recipes().splitlines()
-    for file in RECIPES.glob("*.yaml"):
-        (line,) = [line for line in lines if line.split(" ")[0] == file.stem]
+    recipes = describe_recipes().splitlines()
+    for file in PACKAGED:
+        (line,) = [line for line in recipes if line.split(" ")[0] == file.stem]
         assert line.endswith(".")
-    for file in RECIPES.glob("accelerate/*.yaml"):
-        assert f"  {file}" in lines
+    assert {f"  {file}" for file in RECIPES.glob("accelerate/*.yaml")} <= {*recipes}
 
 
 def test_later_recipes_override_earlier_ones(tmp_path):

@@ -9,6 +9,8 @@ import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
+from test_training import rows, trainer_of
+from trainer_runs import change_json, change_weights
 from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast
@@ -19,49 +21,40 @@ from hf_vanilla_transformer.training.run_folder import only_process_in
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 
 SIDES = {"source": "train.en", "target": "train.de"}
+UNSCORED = {"average_last": 0} | {f"{part}_{side}": [] for part in ("validation", "test") for side in SIDES}
 
 
 # ---- Changed data ----
-def change_a_word(file: Path) -> None:
-    """The size and the time stay."""
-    status = file.stat()
-    file.write_text(file.read_text().replace("nine 7", "nine 8").replace("neun 7", "neun 8"))
-    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def append(file: Path) -> None:
-    with file.open("a") as stream:
-        stream.write("nine 50\n")
-
-
-@pytest.mark.parametrize(("change", "streaming"), [(change_a_word, False), (append, True)])
-def test_changed_data_is_refused(train, recipe, change, streaming):
-    recipe |= {"streaming": streaming, "shuffle_buffer_size": 20}
-    assert train(recipe).code == 0
-    for side in ("en", "de"):
-        change(Path(recipe["data_dir"], f"train.{side}"))
-    result = train(recipe, "--resume", "--max-steps", "6")
+def test_changed_data_is_refused(train, finished):
+    """Though size and time of its files stay."""
+    for name in SIDES.values():
+        file = Path(finished["data_dir"], name)
+        status = file.stat()
+        file.write_text(file.read_text().replace("nine 7", "nine 8").replace("neun 7", "neun 8"))
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert "the training data has changed since the run in" in result.error
     assert "remove data_fingerprint from its recipe.json to train on" in result.error
-    assert not Path(recipe["output_dir"], "checkpoint-6").exists()
-    file = Path(recipe["output_dir"], "recipe.json")
-    record = json.loads(file.read_text())
-    del record["data_fingerprint"]
-    file.write_text(json.dumps(record))
-    assert train(recipe, "--resume", "--max-steps", "6").code == 0
-    assert train(recipe, "--resume", "--max-steps", "8").code == 0  # it is the run's data from then on
+    assert not Path(finished["output_dir"], "checkpoint-6").exists()
+    file = Path(finished["output_dir"], "recipe.json")
+    before = json.loads(file.read_text())
+    file.write_text(json.dumps({name: value for name, value in before.items() if name != "data_fingerprint"}))
+    assert train(finished | UNSCORED, "--resume", "--max-steps", "6").code == 0
+    after = json.loads(file.read_text())  # it is the run's data from then on
+    assert after.pop("data_fingerprint") != before.pop("data_fingerprint")
+    assert after == before
 
 
-def test_a_moved_copy_of_the_data_is_welcome(train, finished, tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    for file in Path(finished["data_dir"]).glob("*.??"):
-        (tmp_path / "elsewhere" / file.name).write_bytes(file.read_bytes())  # with another time
-        file.unlink()
-    moved = {**finished, "data_dir": str(tmp_path / "elsewhere")}
-    assert train(moved, "--resume", "--max-steps", "6").code == 0
-    files = {f"train_{side}": [str(tmp_path / "elsewhere" / name)] for side, name in SIDES.items()}
-    assert train({**moved, **files}, "--resume", "--max-steps", "8").code == 0
+def test_changed_data_of_a_stream_is_refused(train, recipe):
+    recipe |= UNSCORED | {"streaming": True, "shuffle_buffer_size": 20}
+    assert train(recipe).code == 0
+    for name in SIDES.values():
+        with Path(recipe["data_dir"], name).open("a") as stream:
+            stream.write("nine 50\n")
+    result = train(recipe, "--resume", "--max-steps", "6")
+    assert result.code == 2
+    assert "the training data has changed since the run in" in result.error
 
 
 def test_data_on_the_hub_that_changes(train, recipe, monkeypatch):
@@ -71,7 +64,7 @@ def test_data_on_the_hub_that_changes(train, recipe, monkeypatch):
         return Dataset.from_list([{"source": f"{word} {n}", "target": f"neun {n}"} for n in range(50)])
 
     monkeypatch.setattr(corpora, "load_dataset", load)
-    recipe |= {"train_source": [], "train_target": [], "train_data": ["some/thing"]}
+    recipe |= UNSCORED | {"train_source": [], "train_target": [], "train_data": ["some/thing"]}
     assert train(recipe).code == 0
     moved = recipe | {"train_data": ["other/place"]}
     assert train(moved, "--resume", "--max-steps", "6").code == 0
@@ -80,15 +73,20 @@ def test_data_on_the_hub_that_changes(train, recipe, monkeypatch):
 
 
 def test_what_may_differ(train, finished, tmp_path):
-    (tmp_path / "other.en").write_text("nine 3\n")
-    (tmp_path / "other.de").write_text("neun 3\n")
-    changed = {"test_source": ["other.en"], "test_target": ["other.de"]}
-    result = train(
-        {**finished, **changed, "validation_source": [], "validation_target": [], "average_last": 1},
-        "--resume", "--logging-steps", "1", "--report-to", "tensorboard", "--num-beams", "2",
-    )  # fmt: skip
+    """Where the data is, what it is scored on, how and on how many checkpoints, and what is said."""
+    (tmp_path / "elsewhere").mkdir()
+    for file in Path(finished["data_dir"]).glob("train.??"):
+        (tmp_path / "elsewhere" / file.name).write_bytes(file.read_bytes())  # with another time
+        file.unlink()
+    for side, name in (("source", "other.en"), ("target", "other.de")):
+        (tmp_path / "elsewhere" / name).write_text("nine 3\n")
+        finished |= {f"train_{side}": [str(tmp_path / "elsewhere" / SIDES[side])], f"test_{side}": [name]}
+    finished |= {"data_dir": str(tmp_path / "elsewhere"), "validation_source": [], "validation_target": []}
+    options = ("--logging-steps", "1", "--report-to", "tensorboard", "--num-beams", "2", "--average-last", "40")
+    result = train(finished, "--resume", "--max-steps", "6", *options)
     assert result.code == 0, result.err
-    assert (tmp_path / "run" / "averaged-1" / "test.translations.txt").read_text().count("\n") == 1
+    assert "The run has 3 complete checkpoints, not 40: all of them are averaged" in result.out
+    assert (tmp_path / "run" / "averaged-3" / "test.translations.txt").read_text().count("\n") == 1
 
 
 # ---- A wrong test file never needs a new training ----
@@ -105,32 +103,23 @@ def test_a_test_file_that_breaks_during_training(train, finished, tmp_path):
 
 # ---- Damaged files ----
 @pytest.mark.parametrize("damage", ["cut", "gone"])
-def test_a_damaged_tokenizer_is_taken_from_a_checkpoint(train, finished, damage):
-    path = Path(finished["output_dir"], "tokenizer", "tokenizer.json")
-    path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:100])
-    result = train(finished, "--resume", "--max-steps", "6")
+def test_damaged_files_are_replaced_by_what_is_left(train, finished, damage):
+    """The tokenizer by a checkpoint's, a checkpoint by the one before it."""
+    tokenizer, optimizer = (
+        Path(finished["output_dir"], name) for name in ("tokenizer/tokenizer.json", "checkpoint-4/optimizer.pt")
+    )
+    tokenizer.unlink() if damage == "gone" else tokenizer.write_bytes(tokenizer.read_bytes()[:100])
+    optimizer.write_bytes(optimizer.read_bytes()[:-20])
+    result = train(finished | UNSCORED, "--resume", "--max-steps", "6")
     assert result.code == 0
+    assert all(text in result.out for text in ("Resuming from", "checkpoint-2", "Trained 4 updates (6 in all)"))
     load_checkpoint(finished["output_dir"])  # the tokenizer is the model's
 
 
-def test_the_checkpoint_before_a_damaged_one_is_taken(train, finished):
-    path = Path(finished["output_dir"], "checkpoint-4", "optimizer.pt")
-    path.write_bytes(path.read_bytes()[:-20])
-    result = train(finished, "--resume", "--max-steps", "6")
-    assert result.code == 0
-    assert "Resuming from" in result.out
-    assert "checkpoint-2" in result.out
-    assert "Trained 4 updates (6 in all)" in result.out
-
-
 def test_weights_of_another_model_are_not_completed_by_random_ones(train, finished):
-    from safetensors.torch import load_file, save_file
-
     for checkpoint in Path(finished["output_dir"]).glob("checkpoint-*"):
-        weights = load_file(checkpoint / "model.safetensors")
-        name = next(iter(weights))
-        del weights[name]
-        save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
+        name = next(iter(load_file(checkpoint / "model.safetensors")))
+        change_weights(checkpoint, **{name: None})
     result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert f"only one of the two has {name}" in result.error
@@ -139,7 +128,7 @@ def test_weights_of_another_model_are_not_completed_by_random_ones(train, finish
 # ---- Options that change ----
 def test_another_learning_rate_and_other_betas_take_effect(train, finished, caplog):
     """As the error of a run that diverged advises."""
-    changes = {"learning_rate": 1e-4, "adam_beta2": 0.9, "adam_epsilon": 1e-6, "weight_decay": 0.1}
+    changes = {"learning_rate": 1e-4, "adam_beta2": 0.9, "adam_epsilon": 1e-6, "weight_decay": 0.1, **UNSCORED}
     with caplog.at_level("WARNING"):
         assert train(finished | changes, "--resume", "--max-steps", "6", "--logging-steps", "1").code == 0
     assert re.search(r"resuming with a learning rate of 6\.32e-05, not 0\.1", caplog.text), caplog.text
@@ -152,8 +141,9 @@ def test_another_learning_rate_and_other_betas_take_effect(train, finished, capl
     assert {(group["eps"], tuple(group["betas"])) for group in saved["param_groups"]} == {(1e-6, (0.9, 0.9))}
 
 
-TOKENS, SENTENCES = {"per_device_train_batch_tokens": 64}, {"per_device_train_batch_tokens": 0}
-STREAM = {**TOKENS, "streaming": True, "shuffle_buffer_size": 20, "max_length": 60}
+TOKENS, SENTENCES = {"per_device_train_batch_tokens": 128}, {"per_device_train_batch_tokens": 0}
+STREAM = {**TOKENS, "streaming": True, "shuffle_buffer_size": 20}
+PAIRS = 40  # of an epoch
 
 
 @pytest.fixture
@@ -174,14 +164,14 @@ def pairs(monkeypatch):
 @pytest.mark.parametrize(
     ("before", "change", "told"),
     [
-        (TOKENS, {"per_device_train_batch_tokens": 128}, "per_device_train_batch_tokens 128, not 64"),
+        (TOKENS, {"per_device_train_batch_tokens": 256}, "per_device_train_batch_tokens 256, not 128"),
         (
             TOKENS,
             {"gradient_accumulation_steps": 2, "length_tolerance": 0.5},
             "length_tolerance 0.5, not 0.0, devices times gradient_accumulation_steps 2, not 1",
         ),
         (TOKENS, {"packed": True}, "packed True, not False"),
-        (TOKENS, SENTENCES, "per_device_train_batch_tokens 0, not 64"),
+        (TOKENS, SENTENCES, "per_device_train_batch_tokens 0, not 128"),
         (SENTENCES, {"per_device_train_batch_size": 4}, "per_device_train_batch_size 4, not 8"),
         (
             STREAM,
@@ -194,13 +184,17 @@ def pairs(monkeypatch):
         (STREAM, {"max_grad_norm": 1.0, "save_steps": 7}, None),
     ],
 )
-def test_other_batches_are_told_as_pairs_come_twice(train, recipe, pairs, caplog, before, change, told):
-    recipe |= {"average_last": 0, "test_source": [], "test_target": [], **before}
-    assert train(recipe, "--max-steps", "3", "--save-steps", "3").code == 0
+def test_other_batches_are_told_as_pairs_come_twice(tiny_checkpoint, tmp_path, pairs, caplog, before, change, told):
+    def trainer(streaming=False, **options):
+        data = rows(AutoTokenizer.from_pretrained(tiny_checkpoint), PAIRS)
+        parts = {"train_dataset": data.to_iterable_dataset() if streaming else data, "eval_dataset": data.select([0])}
+        return trainer_of(tiny_checkpoint, tmp_path, **{"save_strategy": "steps", "save_steps": 3} | parts | options)
+
+    trainer(max_steps=3, **before).train()
     with caplog.at_level("WARNING"):
-        result = train(recipe | change, "--resume", "--max-steps", "12")
-    assert result.code == 0, result.err
-    assert (len(set(pairs[:50])) < 50) == (told is not None)  # an epoch has 50 pairs
+        trainer(max_steps=20, **before | change).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert len(pairs) >= PAIRS
+    assert (len(set(pairs[:PAIRS])) < PAIRS) == (told is not None)
     warning = f"resuming with {told} makes other batches: in the rest of this epoch, some pairs come a second time and"
     assert (warning in caplog.text) == ("makes other batches" in caplog.text) == (told is not None)
 
@@ -226,7 +220,7 @@ def test_a_second_process_is_refused(train, finished, caplog):
     assert result.code == 2
     assert "another process is training in" in result.error
     with caplog.at_level("WARNING"):  # it warns of nothing
-        result = train(finished, "--resume", "--max-steps", "6")
+        result = train(finished | UNSCORED, "--resume", "--max-steps", "6")
     assert result.code == 0  # the file of the lock is still there
     assert "missing keys" not in result.err + caplog.text
 
@@ -237,40 +231,27 @@ def test_a_folder_that_is_refused_gets_no_file(train, recipe, tmp_path):
     assert "is not empty" in train(recipe).error
     assert "no run to resume" in train(recipe, "--resume").error
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
-
-
-def test_the_lock_of_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RecipeError, match="can't be written"), only_process_in(tmp_path / "file" / "run"):
+    with (
+        pytest.raises(RecipeError, match="can't be written"),
+        only_process_in(tmp_path / "run" / "thesis.tex" / "run"),
+    ):
         pass
 
 
-def test_models_alone_are_not_overwritten_by_a_new_start(train, recipe):
-    recipe |= {"save_only_model": True, "average_last": 0}
-    assert train(recipe).code == 0
-    before = Path(recipe["output_dir"], "checkpoint-4", "model.safetensors").read_bytes()
-    result = train(recipe, "--resume", "--max-steps", "6")
+def test_models_alone_are_not_overwritten_by_a_new_start(train, finished):
+    for checkpoint in Path(finished["output_dir"]).glob("checkpoint-*"):
+        (checkpoint / "optimizer.pt").unlink()
+    before = Path(finished["output_dir"], "checkpoint-4", "model.safetensors").read_bytes()
+    result = train(finished, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert "save_only_model leaves it out); start a new run from the weights with --model-name-or-path" in result.error
-    assert Path(recipe["output_dir"], "checkpoint-4", "model.safetensors").read_bytes() == before
+    assert Path(finished["output_dir"], "checkpoint-4", "model.safetensors").read_bytes() == before
 
 
-def test_early_stopping_counts_on(train, recipe):
-    """BLEU stays 0, so the run stops after four evaluations, resumed or not."""
-    options = {"eval_strategy": "steps", "eval_steps": 2, "early_stopping_patience": 3, "metric_for_best_model": "bleu"}
-    recipe |= options | {"average_last": 0, "max_steps": 4, "learning_rate": 1e-5}
-    assert train(recipe).code == 0
-    result = train(recipe, "--resume", "--max-steps", "60")
-    assert result.code == 0, result.err
-    at_once = train({**recipe, "output_dir": recipe["output_dir"] + "-at-once"}, "--max-steps", "60")
-    assert "Trained 4 updates (8 in all)" in result.out
-    assert "Trained 0 updates (8 in all)" in train(recipe, "--resume", "--max-steps", "60").out  # it has ended
-    assert "Trained 8 updates in" in at_once.out
-
-
+# ---- Models and tokenizers of others ----
 def test_a_saved_model_is_trained_with_the_recipes_dropout(train, recipe, checkpoint):
     options = ("--model-name-or-path", checkpoint, "--dropout", "0.25", "--label-smoothing", "0.2")
-    assert train({**recipe, "average_last": 0}, *options).code == 0
+    assert train(recipe | UNSCORED, *options, "--max-steps", "0").code == 0
     config = json.loads(Path(recipe["output_dir"], "config.json").read_text())
     assert (config["dropout"], config["label_smoothing"]) == (0.25, 0.2)
 
@@ -293,8 +274,8 @@ def test_a_model_in_half_precision_with_code_of_its_own_is_fine_tuned(train, rec
     BartForConditionalGeneration(config).bfloat16().save_pretrained(checkpoint)
     (checkpoint / "own.py").write_text(OWN_CODE)
     own = {"AutoConfig": "own.OwnConfig", "AutoModelForSeq2SeqLM": "own.OwnModel"}
-    saved = json.loads((checkpoint / "config.json").read_text()) | {"model_type": "own", "auto_map": own}
-    (checkpoint / "config.json").write_text(json.dumps(saved))
+    change_json(checkpoint / "config.json", model_type="own", auto_map=own)
+    recipe |= UNSCORED | {"average_last": 2}
     options = ("--model-name-or-path", checkpoint, "--learning-rate", "0.01", "--trust-remote-code")
     refused = train(recipe, *options, "--gnmt-length-penalty", "1")
     assert refused.code == 2
@@ -307,9 +288,8 @@ def test_a_model_in_half_precision_with_code_of_its_own_is_fine_tuned(train, rec
 
 
 def test_a_tokenizer_that_has_changed_since(train, recipe, checkpoint):
-    recipe |= {"tokenizer_name_or_path": str(checkpoint), "average_last": 0}
+    recipe |= UNSCORED | {"tokenizer_name_or_path": str(checkpoint), "max_steps": 2}
     assert train(recipe).code == 0
-    assert train(recipe, "--resume", "--max-steps", "5").code == 0
     texts = [f"wort {number} {chr(97 + number % 26) * 3}" for number in range(3000)]
     size = len(AutoTokenizer.from_pretrained(checkpoint))
     other = VanillaTransformerTokenizerFast.train_from_iterator(texts, vocab_size=size, show_progress=False)
@@ -317,11 +297,3 @@ def test_a_tokenizer_that_has_changed_since(train, recipe, checkpoint):
     result = train(recipe, "--resume", "--max-steps", "6")
     assert result.code == 2
     assert "trained with another tokenizer" in result.error
-
-
-def test_a_run_that_stopped_early_averages_what_it_has(train, recipe):
-    options = ("--eval-strategy", "steps", "--eval-steps", "1", "--early-stopping-patience", "1")
-    constant = ("--metric-for-best-model", "bleu", "--load-best-model-at-end", "false")
-    result = train({**recipe, "max_steps": 60, "save_steps": 1, "average_last": 40}, *options, *constant)
-    assert result.code == 0, result.err
-    assert "complete checkpoints, not 40: all of them are averaged" in result.out

@@ -35,10 +35,10 @@ def run(tmp_path_factory):
     command = [
         *("train", "--config", "g2p", "--train-source", table(folder / "train.tsv", ROWS)),
         *("--validation-data", validation, "--source-column", "1", "--target-column", "2", "--feature-columns", "3"),
-        *("--output-dir", str(folder / "run"), "--num-train-epochs", "150", "--per-device-train-batch-tokens", "400"),
+        *("--output-dir", str(folder / "run"), "--num-train-epochs", "60", "--per-device-train-batch-tokens", "100"),
         *("--d-model", "32", "--encoder-layers", "1", "--decoder-layers", "1", "--dropout", "0", "--max-length", "40"),
         *("--encoder-ffn-dim", "64", "--decoder-ffn-dim", "64", "--learning-rate", "0.01", "--warmup-steps", "20"),
-        *("--eval-strategy", "epoch", "--eval-delay", "145", "--metric-for-best-model", "exact_match"),
+        *("--eval-strategy", "epoch", "--eval-delay", "58", "--metric-for-best-model", "exact_match"),
         *("--save-strategy", "best", "--average-last", "1"),
     ]
     assert cli.main(command) == 0

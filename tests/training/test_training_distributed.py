@@ -1,13 +1,15 @@
 """Several processes: they train, evaluate and resume as one does, and end together when one of them is killed.
 
-Two processes on CPUs over gloo, started as users start them.
+Two processes on CPUs over gloo, started as users start them; in the shortest tests, forked as a launcher's would be.
 """
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,13 +24,14 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from accelerate.utils import FullyShardedDataParallelPlugin, patch_environment
+from recorded_run import process_of
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.options import RecipeError
 from hf_vanilla_transformer.training.recipe import RECIPES
-from hf_vanilla_transformer.training.sharding import ShardingTrainer, share_embedding_module
+from hf_vanilla_transformer.training.sharding import ShardingTrainer
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((RECIPES / "accelerate").glob("*.yaml"))
@@ -85,23 +88,9 @@ def test_the_guide_names_every_configuration_and_no_other() -> None:
 
 
 # ---- FSDP's parts that need no second process ----
-def test_embeddings_that_share_their_matrix_become_one_module(tiny_checkpoint: Path) -> None:
-    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint).eval()
-    names, ids = set(model.state_dict()), torch.tensor([[5, 6, 7]])
-    before = model(input_ids=ids, labels=ids).loss
-    assert model.model.encoder.embed_tokens is not model.model.decoder.embed_tokens
-    share_embedding_module(model)
-    assert model.model.encoder.embed_tokens is model.model.decoder.embed_tokens
-    assert set(model.state_dict()) == names
-    assert model(input_ids=ids, labels=ids).loss == before
-
-
 @pytest.mark.parametrize(("version", "kind"), [(1, "FULL"), (2, "SHARDED")])
-def test_fsdp_that_saves_in_other_ways_is_refused(
-    version: int, kind: str, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = {"FSDP_VERSION": version, "FSDP_STATE_DICT_TYPE": f"{kind}_STATE_DICT"}
-    with patch_environment(**settings):
+def test_fsdp_that_saves_in_other_ways_is_refused(version, kind, tiny_checkpoint, tmp_path, monkeypatch) -> None:
+    with patch_environment(FSDP_VERSION=version, FSDP_STATE_DICT_TYPE=f"{kind}_STATE_DICT"):
         plugin = FullyShardedDataParallelPlugin()
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint)
     arguments = VanillaTransformerTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
@@ -148,8 +137,8 @@ FSDP = [
 DDP = [*ACCELERATE, "--config_file", str(RECIPES / "accelerate" / "cpu_ddp.yaml")]
 
 
-def start(folder: Path, launcher: list[str], *options: str) -> subprocess.Popen[str]:
-    """Starts `train` in `folder`, with output in `folder/run`."""
+def arguments_in(folder: Path, *options: str) -> list[str]:
+    """Writes corpus and recipe into `folder`; returns the arguments of a command with output in `folder/run`."""
     folder.mkdir(exist_ok=True)
     random = np.random.default_rng(0)
     for part, sentences in (("train", 96), ("valid", VALIDATION_SENTENCES)):
@@ -158,9 +147,33 @@ def start(folder: Path, launcher: list[str], *options: str) -> subprocess.Popen[
             lines = [" ".join(map(text, pair)) for pair in pairs]
             (folder / f"{part}.{suffix}").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    return ["train", "--config", "recipe.yaml", "--output-dir", "run", *options]
+
+
+def forked(folder: Path, processes: int, *options: str) -> Run:
+    """Trains in processes that are forked from one that has imported all that they need."""
+    context, arguments = multiprocessing.get_context("forkserver"), arguments_in(folder, *options)
+    context.set_forkserver_preload(["hf_vanilla_transformer.training.run", "recorded_run"])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    started = [
+        context.Process(target=process_of, args=(rank, processes, port, folder, arguments)) for rank in range(processes)
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(PATIENCE)
+        process.kill()
+    log = (folder / "log").read_text(encoding="utf-8")
+    assert [process.exitcode for process in started] == [0] * processes, log[-5000:]
+    return Run(folder / "run", log)
+
+
+def start(folder: Path, launcher: list[str], *options: str) -> subprocess.Popen[str]:
+    """Starts `train` in `folder`, with output in `folder/run`."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     environment["DS_ACCELERATOR"] = "cpu"
-    command = [*launcher, "train", "--config", "recipe.yaml", "--output-dir", "run", *options]
+    command = [*launcher, *arguments_in(folder, *options)]
     with (folder / "log").open("w", encoding="utf-8") as log:
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True)
 
@@ -194,12 +207,12 @@ AS_TWO = ("--gradient-accumulation-steps", "2")  # one process with it sees the 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(tmp_path_factory.mktemp("one"), [sys.executable, RECORDED], *AS_TWO)
+    return forked(tmp_path_factory.mktemp("one"), 1, *AS_TWO)
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(tmp_path_factory.mktemp("two"), [*TORCHRUN, RECORDED])
+    return forked(tmp_path_factory.mktemp("two"), 2)
 
 
 @pytest.fixture(scope="module")
@@ -222,75 +235,48 @@ def assert_same(run: Run, reference: Run) -> None:
 
 @pytest.mark.slow
 @every_kind
-def test_two_processes_train_as_one(one: Run, kind: str, request: pytest.FixtureRequest) -> None:
+def test_two_processes_train_and_evaluate_as_one(one: Run, kind: str, request: pytest.FixtureRequest) -> None:
     run = request.getfixturevalue(kind)
     assert_same(run, one)
     assert len(run.logged("loss")) == UPDATES
     assert run.logged("loss") == pytest.approx(one.logged("loss"), rel=LOSSES_DIFFER_BY)
     assert run.logged("target_tokens") == one.logged("target_tokens")
     assert len(re.findall(r"^update 1,", run.log, re.MULTILINE)) == 1, "each process reports"
-
-
-@pytest.mark.hard
-def test_two_processes_regularize_as_one(tmp_path: Path) -> None:
-    options = ("--rdrop-alpha", "3")
-    one = train(tmp_path / "one", ALONE, *AS_TWO, *options)
-    two = train(tmp_path / "two", [*TORCHRUN, *MODULE], *options)
-    assert_same(two, one)
-
-
-@pytest.mark.hard
-@pytest.mark.timeout(4 * PATIENCE)
-def test_two_processes_pack_as_one(tmp_path: Path) -> None:
-    """Each has rows of its own, of the same shape; with FSDP too."""
-    options = ("--packed", "true", "--predict-with-generate", "false")
-    one = train(tmp_path / "one", ALONE, *AS_TWO, *options)
-    assert_same(two := train(tmp_path / "two", [*TORCHRUN, *MODULE], *options), one)
-    assert two.logged("target_tokens") == one.logged("target_tokens")
-    assert_same(train(tmp_path / "sharded", [*FSDP, RECORDED], *options), one)
-
-
-@pytest.mark.hard
-@pytest.mark.parametrize("options", [["--dry-run"], ["--streaming", "true"]])
-def test_two_processes_rehearse_and_stream(options: list[str], tmp_path: Path) -> None:
-    """The main process trains the tokenizer in a temporary folder; of a stream, each process reads its own part."""
-    train(tmp_path, [*TORCHRUN, *MODULE], *options)
-
-
-@pytest.mark.slow
-@every_kind
-def test_evaluation_gathers_every_sentence_once_and_in_order(
-    one: Run, kind: str, request: pytest.FixtureRequest
-) -> None:
-    run = request.getfixturevalue(kind)
+    # An evaluation gathers every sentence once and in order; all processes score them, as each decides when to stop.
     expected = one.evaluations(0)
     assert [len(column) for column in expected[0]] == [VALIDATION_SENTENCES] * 3
     assert len(set(map(len, expected[0][1]))) > 1, "processes that decode equally long never wait for each other"
-    # Every process scores all sentences, as each has to decide alike when to stop.
     assert run.evaluations(0) == run.evaluations(1) == expected
     for name in ("eval_loss", "eval_perplexity", "eval_bleu", "eval_chrf"):
         assert run.logged(name) == pytest.approx(one.logged(name), rel=LOSSES_DIFFER_BY), name
 
 
-@pytest.mark.hard
-def test_sharded_checkpoints_hold_what_those_of_one_do_but_for_the_optimizer(two: Run, sharded: Run) -> None:
-    for folder in (f"checkpoint-{SAVED_AT}", "."):
-        files = [{path.name for path in (run.folder / folder).iterdir()} for run in (two, sharded)]
-        assert files[0] ^ files[1] <= {"optimizer.pt", "optimizer.bin", "pytorch_model_fsdp.bin"}
-        configs = [(run.folder / folder / "config.json").read_text(encoding="utf-8") for run in (two, sharded)]
-        assert configs[0] == configs[1]
+REGULARIZED, PACKED = ("--rdrop-alpha", "3"), ("--packed", "true", "--predict-with-generate", "false")
 
 
 @pytest.mark.hard
-def test_one_process_goes_on_from_checkpoints_of_two_and_two_from_those_of_one(
-    one: Run, two: Run, tmp_path: Path
+@pytest.mark.timeout(4 * PATIENCE)
+@pytest.mark.parametrize("options", [REGULARIZED, PACKED, ("--dry-run",), ("--streaming", "true")], ids=str)
+def test_two_processes_of_a_launcher(options: tuple[str, ...], tmp_path: Path) -> None:
+    """The main process trains the tokenizer, in a dry run in a temporary folder; each reads its own part of a stream.
+
+    Packed, each has rows of its own, of the same shape; with FSDP too.
+    """
+    two = train(tmp_path / "two", [*TORCHRUN, *MODULE], *options)
+    if options in (REGULARIZED, PACKED):
+        one = forked(tmp_path / "one", 1, *AS_TWO, *options)
+        assert_same(two, one)
+        assert two.logged("target_tokens") == one.logged("target_tokens")
+    if options is PACKED:
+        assert_same(train(tmp_path / "sharded", [*FSDP, RECORDED], *options), one)
+
+
+@pytest.mark.hard
+def test_runs_go_on_from_checkpoints_of_other_kinds_but_for_sharded_ones(
+    one: Run, two: Run, sharded: Run, tmp_path: Path
 ) -> None:
     assert_same(resume(tmp_path / "one", two, ALONE, *AS_TWO), one)
     assert_same(resume(tmp_path / "two", one, [*DDP, *MODULE]), one)
-
-
-@pytest.mark.hard
-def test_a_sharded_run_goes_on_from_its_checkpoint_and_from_no_other(one: Run, sharded: Run, tmp_path: Path) -> None:
     assert_same(resume(tmp_path / "sharded", sharded, [*FSDP, RECORDED]), one)
     for begun, launcher, how in ((one, [*FSDP, RECORDED], "without"), (sharded, ALONE, "with")):
         with pytest.raises(AssertionError, match=f"checkpoint-{SAVED_AT} was saved {how} FSDP; resume {how} it"):

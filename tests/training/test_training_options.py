@@ -21,11 +21,10 @@ from hf_vanilla_transformer.training.recipe import parse_recipe
 
 @dataclass
 class Run:
-    """A run that has ended: its trainer, its folder and what it has printed."""
+    """A run that has ended: its trainer and its folder."""
 
     trainer: Any
     folder: Path
-    out: str
 
     @property
     def args(self) -> VanillaTransformerTrainingArguments:
@@ -47,10 +46,45 @@ class Run:
         return self.trainer.optimizer.optimizer
 
 
+@pytest.fixture
+def process_as_before() -> Iterator[None]:
+    """Undoes what options do to the whole process."""
+    environment = dict(os.environ)
+    yield
+    torch.use_deterministic_algorithms(False)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+@pytest.fixture
+def trained(train, recipe, monkeypatch, process_as_before) -> Callable[..., Run]:
+    """Trains with options beside the recipe's, and returns the run."""
+    trainers: list[Any] = []
+    prepared = run_module.Run.prepare
+    monkeypatch.setattr(run_module.Run, "prepare", lambda self: trainers.append(prepared(self)) or trainers[-1])
+
+    def trained(options: dict) -> Run:
+        monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", recipe["data_dir"] + "/figures")
+        result = train(recipe | {"average_last": 0, "test_source": [], "test_target": []} | options)
+        assert result.code == 0, result.err
+        return Run(trainers[0], Path(recipe["output_dir"]))
+
+    return trained
+
+
 # Options that work: runs with many of them at once, and what shows that each has had its effect.
 
 
-def interval_options(run: Run) -> None:
+def test_options_of_intervals(trained):
+    run = trained({
+        "max_steps": 3, "learning_rate": 0.01, "lr_scheduler_type": "linear", "warmup_steps": 1,
+        "optim": "adamw_torch", "weight_decay": 0.01, "adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-7,
+        "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "seed": 7, "data_seed": 8,
+        "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "eval_delay": 2, "save_steps": 1,
+        "save_total_limit": 1, "per_device_eval_batch_size": 2, "generation_max_length": 9,
+        "generation_num_beams": 2, "include_num_input_tokens_seen": "non_padding", "report_to": ["tensorboard"],
+        "run_name": "a name", "log_level": "error",
+    })  # fmt: skip
     group = run.optimizer.param_groups[0]
     assert isinstance(run.optimizer, torch.optim.AdamW)
     assert not group["fused"]
@@ -72,7 +106,11 @@ def interval_options(run: Run) -> None:
     assert logging.get_verbosity() == logging.ERROR
 
 
-def epoch_options(run: Run) -> None:
+def test_options_of_epochs(trained):
+    run = trained({
+        "max_steps": -1, "num_train_epochs": 1, "logging_strategy": "epoch", "eval_strategy": "epoch",
+        "save_strategy": "epoch", "predict_with_generate": False, "save_only_model": True, "full_determinism": True,
+    })  # fmt: skip
     assert run.args.max_steps == -1
     assert run.trainer.state.global_step == len(run.trainer.get_train_dataloader())
     assert len(run.logged("loss")) == len(run.logged("eval_perplexity")) == len(run.checkpoints) == 1
@@ -81,135 +119,56 @@ def epoch_options(run: Run) -> None:
     assert torch.are_deterministic_algorithms_enabled()
 
 
-def no_lines(run: Run) -> None:
+def test_options_without_lines(trained):
+    run = trained({
+        "max_steps": 2, "logging_strategy": "no", "logging_first_step": True, "save_strategy": "no",
+        "eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True, "prediction_loss_only": True,
+    })  # fmt: skip
     assert [entry["step"] for entry in run.log if "loss" in entry] == [1]  # the first one alone
     assert run.checkpoints == []
     assert not run.logged("eval_bleu")
     assert [entry["step"] for entry in run.log if "eval_loss" in entry] == [0, 2]  # at the start, too
 
 
-def sentence_options(run: Run) -> None:
+def test_options_of_sentences(trained):
+    run = trained({
+        "max_steps": 2, "per_device_train_batch_tokens": 0, "per_device_train_batch_size": 3,
+        "optim": "sgd", "optim_args": "momentum=0.5",
+        "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.5}, "warmup_steps": 1,
+        "use_cpu": True, "ddp_find_unused_parameters": True, "save_steps": 0, "eval_strategy": "no", "eval_steps": 2,
+        "dataloader_num_workers": 1, "dataloader_prefetch_factor": 3,
+    })  # fmt: skip
     assert isinstance(run.optimizer, torch.optim.SGD)
     assert run.optimizer.param_groups[0]["momentum"] == 0.5
     loader = run.trainer.get_train_dataloader()
     assert (len(loader), loader.batch_sampler.batch_size) == (17, 3)
+    assert (loader.num_workers, loader.prefetch_factor) == (1, 3)
     assert [run.trainer.lr_scheduler.lr_lambdas[0](step) for step in (1, 2)] == pytest.approx([1, 0.5])
+    assert run.trainer.accelerator.ddp_handler.find_unused_parameters
+    assert run.args.device.type == "cpu"
+    assert not run.logged("eval_loss")  # an interval of evaluations may be switched off
 
 
-def best_options(run: Run) -> None:
+def test_options_of_the_best_and_of_memory(trained):
+    run = trained({
+        "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True,
+        "metric_for_best_model": "perplexity", "early_stopping_patience": 3,
+        "bf16": True, "activation_checkpointing": True,
+        "activation_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2},
+    })  # fmt: skip
     assert run.trainer.state.best_metric == min(run.logged("eval_perplexity"))
     best = load_file(Path(run.trainer.state.best_model_checkpoint) / "model.safetensors")
     saved = load_file(run.folder / "model.safetensors")
     assert all(torch.equal(saved[name], best[name]) for name in best)
-
-
-def memory_options(run: Run) -> None:
     assert run.trainer.accelerator.mixed_precision == "bf16"
     assert "bfloat16 autocast" in (run.folder / "README.md").read_text(encoding="utf-8")
     assert run.trainer.model.is_activation_checkpointing
     assert run.args.activation_checkpointing_kwargs == {"use_reentrant": False, "every_n_layers": 2}
 
 
-def parallel_options(run: Run) -> None:
-    assert run.trainer.accelerator.ddp_handler.find_unused_parameters
-    assert run.args.device.type == "cpu"
-
-
-OPTIONS: dict[Callable[[Run], None], dict[str, Any]] = {
-    interval_options: {
-        "max_steps": 3, "learning_rate": 0.01, "lr_scheduler_type": "linear", "warmup_steps": 1,
-        "optim": "adamw_torch", "weight_decay": 0.01, "adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-7,
-        "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "seed": 7, "data_seed": 8,
-        "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "eval_delay": 2, "save_steps": 1,
-        "save_total_limit": 1, "average_last": 0, "per_device_eval_batch_size": 2, "generation_max_length": 9,
-        "generation_num_beams": 2, "include_num_input_tokens_seen": "non_padding", "report_to": ["tensorboard"],
-        "run_name": "a name", "log_level": "error",
-    },
-    epoch_options: {
-        "max_steps": -1, "num_train_epochs": 1, "logging_strategy": "epoch", "eval_strategy": "epoch",
-        "save_strategy": "epoch", "average_last": 0, "predict_with_generate": False, "save_only_model": True,
-        "full_determinism": True,
-    },
-    no_lines: {
-        "max_steps": 2, "logging_strategy": "no", "logging_first_step": True, "save_strategy": "no", "average_last": 0,
-        "eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True, "prediction_loss_only": True,
-    },
-    sentence_options: {
-        "max_steps": 2, "per_device_train_batch_tokens": 0, "per_device_train_batch_size": 3,
-        "optim": "sgd", "optim_args": "momentum=0.5",
-        "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.5}, "warmup_steps": 1,
-        "average_last": 0,
-    },
-    best_options: {
-        "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "average_last": 0,
-        "metric_for_best_model": "perplexity", "early_stopping_patience": 3,
-    },
-    memory_options: {
-        "max_steps": 2, "bf16": True, "activation_checkpointing": True, "average_last": 0,
-        "activation_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2},
-    },
-    parallel_options: {
-        "max_steps": 1, "average_last": 0, "use_cpu": True, "ddp_find_unused_parameters": True, "save_steps": 0,
-    },
-}  # fmt: skip
-
-
-@pytest.fixture
-def process_as_before() -> Iterator[None]:
-    """Undoes what options do to the whole process."""
-    environment = dict(os.environ)
-    yield
-    torch.use_deterministic_algorithms(False)
-    os.environ.clear()
-    os.environ.update(environment)
-
-
-@pytest.fixture
-def run(train, recipe, monkeypatch, process_as_before) -> Callable[..., Run]:
-    """Trains with options beside the recipe's, and returns the run."""
-    trainers: list[Any] = []
-    prepared = run_module.Run.prepare
-    monkeypatch.setattr(run_module.Run, "prepare", lambda self: trainers.append(prepared(self)) or trainers[-1])
-
-    def run(options: dict, *switches: str) -> Run:
-        trainers.clear()
-        monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", recipe["data_dir"] + "/figures")
-        result = train(recipe | options, *switches)
-        assert result.code == 0, result.err
-        return Run(trainers[0], Path(recipe["output_dir"]), result.out)
-
-    return run
-
-
-@pytest.fixture
-def refusal(train, recipe) -> Callable[..., str]:
-    """Returns the error of a recipe that is refused, and checks that nothing was read or written before."""
-
-    def refusal(options: dict, *switches: str) -> str:
-        result = train({**recipe, "train_source": ["nowhere.en"], **options}, *switches)
-        assert result.code == 2, result
-        assert not Path(recipe["output_dir"]).exists()
-        assert "nowhere.en" not in result.err
-        return result.error
-
-    return refusal
-
-
-@pytest.mark.parametrize("check", OPTIONS, ids=lambda check: check.__name__)
-def test_options_that_work(run, check):
-    check(run(OPTIONS[check]))
-
-
-@pytest.mark.slow
-def test_workers_that_load_data(run):
-    options = {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 3}
-    loader = run({"max_steps": 2, "average_last": 0, **options}).trainer.get_train_dataloader()
-    assert (loader.num_workers, loader.prefetch_factor) == (1, 3)
-
-
 @pytest.mark.hard
-def test_compiling(run):
-    compiled = run({"max_steps": 1, "average_last": 0, "torch_compile_backend": "aot_eager"})
+def test_compiling(trained):
+    compiled = trained({"max_steps": 1, "torch_compile_backend": "aot_eager"})
     assert compiled.trainer.accelerator.state.dynamo_plugin.backend.value.lower() == "aot_eager"
     assert len(compiled.logged("train_loss")) == 1
 
@@ -222,9 +181,13 @@ def test_compiling(run):
         ({"auto_find_batch_size": False}, ""),
     ],
 )
-def test_options_that_are_not_supported(refusal, options, suggestion):
+def test_options_that_are_not_supported(train, recipe, options, suggestion):
+    """Nothing is read or written before that is said."""
+    result = train({**recipe, "train_source": ["nowhere.en"], **options})
+    assert result.code == 2
+    assert not Path(recipe["output_dir"]).exists()
     sentence = "isn't supported by `train`; leave it out, or use VanillaTransformerTrainer in a script of your own"
-    assert refusal(options).endswith(f"{next(iter(options))} {sentence}{suggestion}")
+    assert result.error.endswith(f"{next(iter(options))} {sentence}{suggestion}")
     assert "ACCELERATE_USE_FSDP" not in os.environ
 
 
@@ -292,29 +255,6 @@ def test_options_that_are_wrong_or_contradict_each_other(monkeypatch, options, m
     with pytest.raises(RecipeError, match=re.escape(message)) as caught:
         parse_recipe([], given | options)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"optim": "sgd", "optim_args": "momentum"}, "not enough values"),
-        ({"optim": "sgd", "optim_args": "momentm=0.5"}, "SGD has no 'momentm'"),
-        ({"optim": "adamw_8bit"}, "You need to install `bitsandbytes`"),
-        ({"adam_beta1": 1.5}, "Invalid beta parameter at index 0: 1.5"),
-        ({"lr_scheduler_kwargs": {"a": 1}}, "unexpected keyword argument 'a'"),
-        ({"lr_scheduler_type": "cosine_with_min_lr"}, "One of min_lr or min_lr_rate should be set"),
-    ],
-)
-def test_the_rehearsal_builds_optimizer_and_schedule(train, recipe, options, message):
-    """What transformers and torch complain of is told before the first update."""
-    result = train(recipe | options)
-    assert result.code == 2
-    assert message in result.error
-    assert not any(Path(recipe["output_dir"]).glob("checkpoint-*"))
-
-
-def test_an_interval_of_evaluations_may_be_switched_off(run):
-    assert not run({"eval_steps": 2, "eval_strategy": "no", "average_last": 0}).logged("eval_loss")
 
 
 @pytest.mark.parametrize(

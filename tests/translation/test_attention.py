@@ -3,14 +3,10 @@
 import pytest
 import torch
 from opus_mt import opus_mt_folder
-from random_models import new_marian
+from random_models import new_marian, new_model
 from transformers import AutoModelForSeq2SeqLM
 
-from hf_vanilla_transformer import (
-    DictionaryTokenizer,
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-)
+from hf_vanilla_transformer import DictionaryTokenizer
 from hf_vanilla_transformer.interop.marian import from_marian
 from hf_vanilla_transformer.translation.attention import MAX_TOKENS, attention_of
 
@@ -100,18 +96,15 @@ def test_opus_mt_tokenizers_name_each_side_by_its_own(tmp_path):
 
 def test_two_dictionaries_name_each_side_by_its_own():
     special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    letters = {"source": ["a", "b", "c"], "target": ["x", "y", "z", "!"]}
     content = {
-        side: {"tokens": [*special.values(), *own], "codes": "#version: 0.2\nx x</w>\n"}
-        for side, own in letters.items()
+        side: {"tokens": [*special.values(), *letters], "codes": "#version: 0.2\nx x</w>\n"}
+        for side, letters in (("source", "abc"), ("target", "xyz!"))
     }
     tokenizer = DictionaryTokenizer(segmentation=content, **special)
-    config = VanillaTransformerConfig(
-        vocab_size=7, decoder_vocab_size=8, tie_word_embeddings=False, share_encoder_decoder_embeddings=False,
-        d_model=8, encoder_attention_heads=2, decoder_attention_heads=4, encoder_layers=1, decoder_layers=2,
-        encoder_ffn_dim=8, decoder_ffn_dim=8, bos_token_id=0, pad_token_id=1, eos_token_id=2, decoder_start_token_id=2,
+    model = new_model(
+        7, decoder_vocab_size=8, share_encoder_decoder_embeddings=False, decoder_attention_heads=4,
+        bos_token_id=0, pad_token_id=1, eos_token_id=2, decoder_start_token_id=2,
     )  # fmt: skip
-    model = VanillaTransformerForConditionalGeneration(config).eval()
     attention = attention_of(model, tokenizer, "b c", "x y !")
     assert attention.source_pieces == ["b", "c", "</s>"]
     assert attention.target_pieces == ["x", "y", "!", "</s>"]

@@ -28,6 +28,13 @@ SETTINGS = {
     "OPUS-MT's": FORCED | {"bad_words_ids": [[116]], "renormalize_logits": True, "gnmt_length_penalty": None},
     "several ends": {"eos_token_id": [2, 116]},
     "unwanted": {"suppress_tokens": [4, 116], "renormalize_logits": True},
+    "an end is no unwanted word": {"bad_words_ids": [[59], [86], [2]], "renormalize_logits": True},
+    "pre-norm": {},
+    "two vocabularies": {},
+}
+FIELDS = {  # of the configuration
+    "pre-norm": {"norm_position": "pre"},
+    "two vocabularies": {"decoder_vocab_size": 303, "share_encoder_decoder_embeddings": False},
 }
 LACKING = {  # by CTranslate2
     "greedy, unwanted at first",
@@ -42,7 +49,7 @@ SOURCES = ["twenty-one", "it", "drei Euro"]
 def by_transformers(folder, setting):
     """The model with a setting in its generation config, its tokenizer, and translations one at a time."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = new_model(len(tokenizer))
+    model = new_model(len(tokenizer), **FIELDS.get(setting, {}))
     model.generation_config.update(**{"max_extra_length": 6} | SETTINGS[setting])
     rows = [generated(model, tokenizer, text) for text in SOURCES]
     return model, tokenizer, tokenizer.batch_decode(rows, skip_special_tokens=True)

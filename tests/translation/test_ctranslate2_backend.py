@@ -56,8 +56,6 @@ def assert_same(found, expected):
 
 
 # ---- Searches ----
-
-
 def test_alignments_are_the_mean_of_the_last_layers_heads(ours, theirs):
     for options in ({"num_beams": 1}, {"batch_tokens": 4_096}, {"prefix": "das", "n_best": 3, "batch_tokens": 4_096}):
         rows = [translator(TEXTS, alignments=True, **options) for translator in (theirs, ours)]
@@ -70,13 +68,10 @@ def test_alignments_are_the_mean_of_the_last_layers_heads(ours, theirs):
                 torch.testing.assert_close(one.alignment.weights, other.alignment.weights, rtol=0, atol=1e-5)
 
 
-def test_other_weights_give_the_same(tokenizer):
-    """Pre-norm, a vocabulary for each side, and a table of learned positions that ends translations."""
-    sizes = {"decoder_vocab_size": len(tokenizer) + 3, "share_encoder_decoder_embeddings": False}
-    for fields in (sizes, {"norm_position": "pre"}, {"position_encoding": "learned", "max_position_embeddings": 16}):
-        model = new_model(len(tokenizer), **fields)
-        own, other = (Translator(model, tokenizer=tokenizer, backend=name) for name in ("engine", "ctranslate2"))
-        assert_same(other(TEXTS, n_best=4), own(TEXTS, n_best=4))
+def test_a_table_of_positions_ends_translations(tokenizer):
+    model = new_model(len(tokenizer), position_encoding="learned", max_position_embeddings=16)
+    own, other = (Translator(model, tokenizer=tokenizer, backend=name) for name in ("engine", "ctranslate2"))
+    assert_same(other(TEXTS, n_best=4), own(TEXTS, n_best=4))
 
 
 @pytest.mark.parametrize("setting", ["suppress_tokens", "bad_words_ids"])
@@ -130,7 +125,10 @@ def test_long_lines_are_not_cut(ours, theirs):
 def test_options_that_it_lacks_are_refused_by_name(theirs):
     for options, message in (
         ({"repetition_penalty": 1.2}, "the backend ctranslate2 has no option repetition_penalty; it has num_beams, "),
+        ({"eos_token_id": None}, "the backend ctranslate2 has no option eos_token_id"),
+        ({"decoder_start_token_id": None}, "the backend ctranslate2 has no option decoder_start_token_id"),
         ({"early_stopping": False}, "early_stopping is False, and searches of .* end as with True"),
+        ({"early_stopping": None}, "early_stopping is None"),
         ({"min_new_tokens": 2}, "min_new_tokens for greedy search only"),
         ({"do_sample": True}, "the backend ctranslate2 has no do_sample: it searches; leave it out"),
         ({"max_new_tokens": 3_000}, "max_new_tokens is 3,000, .* has 2,048 positions"),
@@ -141,7 +139,7 @@ def test_options_that_it_lacks_are_refused_by_name(theirs):
         theirs(TEXTS, gnmt_lenght_penalty=None)
 
 
-def test_arguments_that_make_no_sense(checkpoint):
+def test_arguments_and_settings_that_make_no_sense(checkpoint, tokenizer):
     for arguments, message in (
         ({"compute_type": "bfloat16"}, r"on cpu with compute_type='bfloat16' \(Requested bfloat16.*; try \"default"),
         ({"dtype": "float16"}, "give compute_type"),
@@ -150,16 +148,12 @@ def test_arguments_that_make_no_sense(checkpoint):
     ):
         with pytest.raises(ValueError, match=message):
             Translator(checkpoint, **{"backend": "ctranslate2", "device": "cpu", **arguments})
-
-
-@pytest.mark.parametrize("setting", [{"no_repeat_ngram_size": 2}, {"bad_words_ids": [[7, 8]]}], ids=str)
-def test_a_models_own_settings_are_refused(tokenizer, setting):
-    model = new_model(len(tokenizer))
-    model.generation_config.update(**setting)
-    ((name, value),) = setting.items()
-    message = f"the model's generation config has {name}={value}; the backend ctranslate2 lacks that"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        Translator(model, tokenizer=tokenizer, backend="ctranslate2")
+    for name, value in (("no_repeat_ngram_size", 2), ("bad_words_ids", [[7, 8]])):
+        model = new_model(len(tokenizer))
+        model.generation_config.update(**{name: value})
+        message = f"the model's generation config has {name}={value}; the backend ctranslate2 lacks that"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            Translator(model, tokenizer=tokenizer, backend="ctranslate2")
 
 
 def test_what_seq2seq_trainer_fills_in_is_no_setting(checkpoint, tokenizer, ours, tmp_path):
@@ -194,8 +188,6 @@ def test_without_the_package_it_says_how_to_install_it(checkpoint, monkeypatch, 
 
 
 # ---- The processor ----
-
-
 def test_8_bits(checkpoint, theirs):
     small = Translator(checkpoint, "cpu", "int8", threads=2, backend="ctranslate2")
     assert small.model.dtype.startswith("int8")
@@ -209,7 +201,7 @@ def test_8_bits(checkpoint, theirs):
 
 
 # ---- Folders and names ----
-def test_an_exported_folder(exported, ours, vanilla_transformer):
+def test_an_exported_folder(exported, ours, vanilla_transformer, tmp_path):
     translator = Translator(exported, "cpu", threads=1)
     assert translator.backend == "ctranslate2"
     assert_same(translator(TEXTS, n_best=4), ours(TEXTS, n_best=4))
@@ -217,6 +209,8 @@ def test_an_exported_folder(exported, ours, vanilla_transformer):
         Translator(exported, backend="engine")
     code, output, _ = vanilla_transformer("translate", "--model", exported, "--device", "cpu", *TEXTS[:3])
     assert (code, output.split("\n")[:-1]) == (0, ours(TEXTS[:3]))
+    command = ("plot", "attention", "--model", exported, "--source", "it", "--output", tmp_path / "it.png")
+    assert "shows no attention weights; give the model itself" in vanilla_transformer(*command).error
 
 
 def test_an_incomplete_or_mixed_folder_is_refused(exported, tmp_path):
@@ -232,30 +226,41 @@ def test_an_incomplete_or_mixed_folder_is_refused(exported, tmp_path):
             Translator(folder, "cpu")
 
 
-@pytest.mark.parametrize("separate", [False, True], ids=["one vocabulary", "two vocabularies"])
-def test_opus_mt_folders(tmp_path, separate, caplog):
-    folder = opus_mt_folder(tmp_path / "opus-mt", separate_vocabs=separate)
+def test_a_plan_of_an_export_says_how_its_searches_end(exported, tmp_path, caplog):
+    folder = shutil.copytree(exported, tmp_path / "model")
+    settings = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**settings, "early_stopping": False}))
+    assert Translator(folder, "cpu").plan().early_stopping is True
+    assert caplog.text == ""  # `export` has said it
+
+
+OPUS_MT = {
+    "one vocabulary": ({}, {}),
+    "two vocabularies": ({"separate_vocabs": True}, {}),
+    "several languages": ({"multi_target": True}, {"tgt_lang": ">>fra<<"}),
+}
+
+
+@pytest.mark.parametrize("kind", OPUS_MT)
+def test_opus_mt_folders(tmp_path, kind, caplog):
+    fields, language = OPUS_MT[kind]
+    folder = opus_mt_folder(tmp_path / "opus-mt", **fields)
     texts = ["A man is riding a bicycle.", "It costs 3.50 euros, or 1,000 in total!", "The children"]
-    own, other = Translator(folder, "cpu"), Translator(folder, "cpu", backend="ctranslate2")
+    own, other = Translator(folder, "cpu", **language), Translator(folder, "cpu", backend="ctranslate2", **language)
     # As CTranslate2's do, its searches end early; the last token that fits is the end.
-    for options in ({"num_beams": 1}, {"num_beams": 1, "max_new_tokens": 4}, {"num_beams": 1, "prefix": "Ein"}):
-        assert other(texts, **options) == own(texts, **options)
-    assert_same(other(texts, n_best=1), own(texts, n_best=1, early_stopping=True))
+    for options in ({"max_new_tokens": 12}, {"max_new_tokens": 4}, {"max_new_tokens": 12, "prefix": "Ein"}):
+        assert other(texts, num_beams=1, **options) == own(texts, num_beams=1, **options)
+    few = {"n_best": 1, "max_new_tokens": 12}
+    assert_same(other(texts, **few), own(texts, early_stopping=True, **few))
     assert "early_stopping" in caplog.text
-
-
-def test_tgt_languages(tmp_path):
-    folder = opus_mt_folder(tmp_path / "opus-mt", multi_target=True)
-    own, other = Translator(folder, "cpu"), Translator(folder, "cpu", backend="ctranslate2")
+    if language:
+        few = {"num_beams": 1, "max_new_tokens": 12, "tgt_lang": "deu"}
+        assert other(texts, **few) == own(texts, **few)
     with pytest.raises(ValueError, match="max_new_tokens=1 leaves no token before the end that is forced; give more"):
-        other("A man", tgt_lang="deu", max_new_tokens=1, num_beams=1)
-    for options in ({"tgt_lang": "deu"}, {"tgt_lang": ">>fra<<"}):
-        assert other("A man", num_beams=1, **options) == own("A man", num_beams=1, **options)
+        other("A man", max_new_tokens=1, num_beams=1)
 
 
 # ---- Commands ----
-
-
 def test_evaluate(checkpoint, tmp_path, vanilla_transformer):
     (tmp_path / "source").write_text("it\nhalf past nine\n\n")
     (tmp_path / "reference").write_text("es\nhalb zehn\n\n")
@@ -271,9 +276,3 @@ def test_evaluate(checkpoint, tmp_path, vanilla_transformer):
     ensemble = ("--model", checkpoint, checkpoint, "--ensemble", "--backend", "ctranslate2")
     code, _, error = vanilla_transformer("evaluate", *ensemble, "--device", "cpu", *files[:4])
     assert (code, "averaged by the backend ctranslate2" in error) == (2, True)
-
-
-def test_attention_of_an_exported_model_is_refused(exported, tmp_path, vanilla_transformer):
-    command = ("plot", "attention", "--model", exported, "--source", "it", "--output", tmp_path / "it.png")
-    code, _, error = vanilla_transformer(*command)
-    assert (code, "shows no attention weights; give the model itself" in error) == (2, True)

@@ -1,5 +1,6 @@
 """Models in CTranslate2's format that others made, translated as CTranslate2 is called by their authors."""
 
+import io
 import json
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from ctranslate2.converters import TransformersConverter
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.errors import CheckpointError
+from hf_vanilla_transformer.serving.models import LanguagesError, languages_of
 from tests.interop.ctranslate2_origins import ALL, ORIGINS, argos, sharpened
 from tests.interop.opus_mt import opus_mt_folder
 from tests.translation.families import LANGUAGES, family
@@ -85,6 +87,45 @@ def test_the_language_of_a_package_of_argos(tmp_path):
     found = Translator(package, "cpu")(LINES, unknown_target="drop", max_new_tokens=30)
     found.pop(18)
     assert found == [line.removeprefix("d").strip() for line in wanted]
+
+
+def test_a_package_with_codes(tmp_path, monkeypatch):
+    """As argostranslate's BPETokenizer does it, around CTranslate2."""
+    moses, learn, apply = (
+        pytest.importorskip(f) for f in ("sacremoses", "subword_nmt.learn_bpe", "subword_nmt.apply_bpe")
+    )
+    tokenizer, normalizer = moses.MosesTokenizer("en"), moses.MosesPunctNormalizer("en")
+    detokenizer = moses.MosesDetokenizer("de")
+
+    def words(text):
+        return " ".join(tokenizer.tokenize(normalizer.normalize(text))).strip("\r\n ").split(" ")
+
+    codes = io.StringIO()
+    learn.learn_bpe(io.StringIO("\n".join(" ".join(words(line)) for line in ALL)), codes, 60)
+    bpe = apply.BPE(io.StringIO(codes.getvalue()))
+    lines = [
+        *LINES[:18],
+        *ALL[18:],
+        "Mr. O'Neil's “dog” — isn’t & <b> 1,000.50 % [x] | http://a.de/?b=1",
+        "… ... «a» l'eau",
+    ]
+    pieces = sorted({piece for line in lines[:-2] for piece in bpe.segment_tokens(words(line))})
+    package = argos(tmp_path, None, codes.getvalue(), pieces)
+    with zipfile.ZipFile(package) as packed:
+        packed.extractall(tmp_path / "unpacked")
+    model = ctranslate2.Translator(str(tmp_path / "unpacked" / "translate-en_de-1_0" / "model"))
+    tokens = [bpe.segment_tokens(words(line)) for line in lines]
+    found = model.translate_batch(tokens, beam_size=4, length_penalty=0.2, max_decoding_length=30)
+    rows = [[token for token in one.hypotheses[0] if token != "<unk>"] for one in found]
+    translator = Translator(package, "cpu")
+    assert [translator.tokenizer.tokenize(line) for line in lines] == tokens
+    translated = translator(lines, unknown_target="drop", max_new_tokens=30)
+    texts = [" ".join(row).replace("@@ ", "").removesuffix("@@") for row in rows]  # Argos Translate keeps the latter
+    assert translated == [detokenizer.detokenize(text.split(" ")) for text in texts]
+    assert len({*translated}) > 3
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    with pytest.raises(ImportError, match=r"bpe\.model needs sacremoses: pip install sacremoses"):
+        Translator(package, "cpu")
 
 
 @pytest.mark.parametrize("kind", ["nllb", "m2m100"])
@@ -202,6 +243,12 @@ def test_zips_that_are_refused(folders, tmp_path, monkeypatch):
 
 
 # ---- Commands ----
+def test_the_service_knows_the_languages_of_a_package(folders):
+    assert languages_of(str(folders["argos"])) == ("en", "de")
+    with pytest.raises(LanguagesError, match="doesn't say what it translates"):
+        languages_of(str(folders["opennmt"]))
+
+
 def test_commands(folders, tmp_path, vanilla_transformer):
     (tmp_path / "source.txt").write_text("\n".join(ALL[:6]) + "\n", encoding="utf-8")
     (tmp_path / "target.txt").write_text("\n".join(ALL[11:17]) + "\n", encoding="utf-8")

@@ -46,6 +46,7 @@ def test_options_of_the_commands(vanilla_transformer, monkeypatch, tiny_checkpoi
         {"num_beams": -1},
         {"max_source_tokens": 0},
         {"generation_config": GenerationConfig(num_beams=BILLION)},
+        {"batch_size": 0},
     ],
 )
 def test_options_of_library_calls(model, tokenizer, monkeypatch, options):

@@ -4,7 +4,6 @@ import io
 import json
 import re
 import sys
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -43,10 +42,6 @@ def _texts(tokenizer, rows):
     return [tokenizer.decode(ids, skip_special_tokens=True) for ids in rows]
 
 
-def _without_space(text):
-    return "".join(text.split())
-
-
 # Where a line is divided
 
 
@@ -65,16 +60,9 @@ def test_without_white_space_it_is_cut_anywhere(tokenizer, encode, text):
     assert min(map(len, rows)) > 15, "pieces are cut near the middle"
 
 
-@pytest.mark.parametrize("limit", [4])
-def test_a_limit_below_a_single_character_is_said(encode, limit):
+def test_a_limit_below_a_single_character_is_said(encode):
     with pytest.raises(ValueError, match=r"alone has more than the \d tokens of a piece"):
-        divided(encode, "\U0001f600" * 9, limit)
-
-
-def _check_division(tokenizer, encode, text, limit):
-    rows = divided(encode, text, limit)
-    assert all(0 < len(row) <= limit for row in rows)
-    assert _without_space("".join(_texts(tokenizer, rows))) == _without_space(text)
+        divided(encode, "\U0001f600" * 9, 4)
 
 
 TEXTS = st.text(
@@ -82,16 +70,19 @@ TEXTS = st.text(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(text=TEXTS, limit=st.integers(10, 60))
 def test_nothing_is_lost_and_no_piece_is_too_long(tokenizer, encode, text, limit):
-    _check_division(tokenizer, encode, text, limit)
+    rows = divided(encode, text, limit)
+    assert all(0 < len(row) <= limit for row in rows)
+    assert "".join("".join(_texts(tokenizer, rows)).split()) == "".join(text.split())
 
 
 @pytest.mark.parametrize("part", [SENTENCE, "x"])
-def test_work_is_nearly_linear_and_in_portions(encode, part):
-    """300 kilobytes: the tokenizer gets each character some times, and never all of them at once."""
-    text = part * (300_000 // len(part))
+def test_work_is_nearly_linear_and_in_portions(encode, part, monkeypatch):
+    """The tokenizer gets each character some times, and never all of them at once."""
+    monkeypatch.setattr(reading, "CHARACTERS_AT_ONCE", 25_000)
+    text = part * (75_000 // len(part))
     portions = []
 
     def counting(texts):
@@ -126,26 +117,19 @@ def test_a_long_line_is_what_its_pieces_are(model, tokenizer, encode, options):
     assert min(done) >= 0
 
 
-def test_a_line_within_the_limit_is_left_whole(model, tokenizer, encode):
-    line = SENTENCE * 30
+def test_a_line_within_the_limit_is_left_whole(model, tokenizer, encode, monkeypatch):
+    line, shapes, generate = SENTENCE * 30, [], model.generate
     count = len(encode([line])[0])
     assert reading.PIECE_TOKENS < count < MAX_SOURCE_TOKENS
-    shapes, generate = [], model.generate
-    watched = SimpleNamespace(
-        training=False, config=model.config, generation_config=model.generation_config, device=model.device,
-        generate=lambda **inputs: shapes.append(tuple(inputs["input_ids"].shape)) or generate(**inputs),
-    )  # fmt: skip
-    options = {"max_new_tokens": 2, "on_division": None}
-    decode(watched, tokenizer, [line], **options)
-    decode(watched, tokenizer, [line], max_source_tokens=count, **options)
-    assert shapes == [(1, count), (1, count)]
-    shapes.clear()
-    decode(watched, tokenizer, [line], max_source_tokens=count - 1, **options)
-    assert sum(rows for rows, _ in shapes) > 1
-    assert max(length for _, length in shapes) <= reading.PIECE_TOKENS
-    shapes.clear()
-    decode(watched, tokenizer, [line], max_source_tokens=40, **options)
-    assert max(length for _, length in shapes) <= 40
+    monkeypatch.setattr(model, "generate", lambda **own: shapes.append((*own["input_ids"].shape,)) or generate(**own))
+    for limit in (None, count, count - 1, 40):
+        shapes.clear()
+        decode(model, tokenizer, [line], max_new_tokens=2, **({"max_source_tokens": limit} if limit else {}))
+        if limit in (None, count):
+            assert shapes == [(1, count)]
+        else:
+            assert sum(rows for rows, _ in shapes) > 1
+            assert max(length for _, length in shapes) <= min(limit, reading.PIECE_TOKENS)
 
 
 def test_learned_positions_end_and_sinusoids_do_not(tokenizer, encode):

@@ -1,1 +1,1 @@
-"""Decoding: linear maps, prepared weights, the incremental decoder, searches, and calls of `generate()`."""
+"""Decoding: a search, the decoders that it asks (packed, module, graph), and `generate()` of an attached model."""

@@ -50,13 +50,13 @@ def generate(model: PreTrainedModel, plan: Plan, arguments: Arguments, prepared:
 def _source(arguments: Arguments) -> Tensor:
     """Returns the source's ids, (B, S), or the encoder's output, (B, S, d_model)."""
     given = {name: one for name in SOURCES if (one := arguments.get(name)) is not None}
-    source: Any = next(iter(given.values())) if len(given) == 1 else None  # of several, transformers chooses or refuses
+    source = next(iter(given.values())) if len(given) == 1 else None  # of several, transformers chooses or refuses
     if is_encoded := "encoder_outputs" in given and isinstance(source, ModelOutput):
         source = source[0]
-    is_right = isinstance(source, Tensor) and source.ndim == 2 + is_encoded and source.numel()
-    if not is_right or source.is_floating_point() != is_encoded:
-        raise Uncovered("the source isn't token ids, (batch, length), or an output of the encoder")
-    return source
+    wanted = 2 + is_encoded, is_encoded  # dimensions, and whether they are floating-point numbers
+    if isinstance(source, Tensor) and source.numel() and (source.ndim, source.is_floating_point()) == wanted:
+        return source
+    raise Uncovered("the source isn't token ids, (batch, length), or an output of the encoder")
 
 
 def _prompts(plan: Plan, given: Tensor | None, source: Tensor) -> Tensor:

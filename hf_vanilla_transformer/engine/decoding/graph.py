@@ -78,12 +78,7 @@ class Graph(Packed):
         return next((name for name, is_set in settings.items() if is_set), None)
 
     def search(
-        self,
-        plan: Plan,
-        memory: Tensor,
-        attention_mask: Tensor | None,
-        prompts: Tensor,
-        max_new_tokens: Sequence[int],
+        self, plan: Plan, memory: Tensor, attention_mask: Tensor | None, prompts: Tensor, max_new_tokens: Sequence[int]
     ) -> list[list[Hypothesis]]:
         """Searches for the translations of a batch, part by part where no bucket holds it, or with uncaptured steps."""
         count, lengths, found = len(prompts), (max(max_new_tokens), memory.shape[1]), list[list[Hypothesis]]()

@@ -22,7 +22,7 @@ SMALLEST = 1e-30  # that 8-bit numbers are scaled by: its reciprocal is finite i
 HAS_VNNI = bool(torch.cpu.get_capabilities().get("avx512_vnni"))
 HIGHEST = 127 if HAS_VNNI else 63  # of an input in 8 bits: without VNNI, FBGEMM's sums in 16 bits overflow above
 # Rounding a row of inputs takes as long as a product of this many elements saves without VNNI, in a step for one line.
-ELEMENTS_FOR_INT8 = 0 if HAS_VNNI else 2**19
+ELEMENTS_FOR_INT8 = 0 if HAS_VNNI else 2**18
 
 # What a product is measured for: rows of a sentence, of its beams, and of a batch; and up to how many rows each
 # measurement counts.
@@ -96,7 +96,7 @@ class ByRows(Linear):
 class Int8Linear(Linear):
     """The map with weights in 8 bits, scaled for each output, and inputs rounded to 8 bits, scaled for each row.
 
-    So the result of a row doesn't depend on the others of its batch, nor on the library that multiplies the integers.
+    So the result of a row doesn't depend on the others of its batch.
     """
 
     product: type["FBGEMMProduct | OneDNNProduct"]
@@ -107,12 +107,12 @@ class Int8Linear(Linear):
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Maps (rows, in) to (rows, out)."""
-        return _finish(self.of_rounded(*rounded(x)), residual, relu)
+        return _finish(self.of_scaled(*scaled(x)), residual, relu)
 
-    def of_rounded(self, integers: Tensor, step: Tensor) -> Tensor:
-        """Maps inputs that are rounded already to (rows, out)."""
-        y = self.multiply(integers)
-        return y.mul_(step) if self.bias is None else torch.addcmul(self.bias, y, step, out=y)
+    def of_scaled(self, x: Tensor, largest: Tensor) -> Tensor:
+        """Maps inputs that are scaled already to (rows, out)."""
+        y = self.multiply(x)
+        return y.mul_(largest) if self.bias is None else torch.addcmul(self.bias, y, largest, out=y)
 
 
 def rounded_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,32 +121,32 @@ def rounded_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / step[:, None]).round_().to(torch.int8), step
 
 
-def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rounds each row of inputs to integers from -HIGHEST to HIGHEST: (rows, in), and what one is worth, (rows, 1)."""
-    step = x.abs().amax(dim=1, keepdim=True).clamp_(min=SMALLEST).mul_(1 / HIGHEST)
-    return (x / step).round_(), step
+def scaled(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales each row of inputs to numbers from -1 to 1: (rows, in), and what 1 is worth, (rows, 1)."""
+    largest = x.abs().amax(dim=1, keepdim=True).clamp_(min=SMALLEST)
+    return x / largest, largest
 
 
 class OneDNNProduct:
-    """Products of integers up to HIGHEST with 8-bit weights, (out, in), scaled by `scale`, (out,)."""
+    """Products of numbers up to 1, rounded to 1 / HIGHEST, with 8-bit weights, (out, in), scaled by `scale`, (out,)."""
 
     def __init__(self, weight: Tensor, scale: Tensor) -> None:
         pack, self.product = torch_private.int8_linear()
         self.packed, self.scale, self.no_shift = pack(weight, None), scale, torch.zeros(len(weight), dtype=torch.long)
         # Inputs are stored as their distance from the lowest: oneDNN has no fast product of two signed ones.
-        self.zero, self.one = torch.tensor(HIGHEST + 1), torch.tensor(1.0)
+        self.zero, self.step = torch.tensor(HIGHEST + 1), torch.tensor(1 / HIGHEST)
 
-    def __call__(self, integers: Tensor) -> Tensor:
-        """Maps (rows, in), integers in float32, to (rows, out)."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """Maps (rows, in) to (rows, out)."""
+        integers = (x * HIGHEST).round_()
         # torch makes signed bytes of float32 five times as fast as unsigned ones.
         unsigned = integers.to(torch.int8).view(torch.uint8).add_(HIGHEST + 1)
-        inputs = (unsigned, self.one, self.zero, self.packed, self.scale, self.no_shift, None)
-        product: Tensor = self.product(*inputs, 1.0, 0, torch.float32, "none", [], "")
-        return product
+        inputs = (unsigned, self.step, self.zero, self.packed, self.scale, self.no_shift, None)
+        return self.product(*inputs, 1.0, 0, torch.float32, "none", [], "")
 
 
 class FBGEMMProduct:
-    """The same product. FBGEMM finds a scale for all rows; one more row keeps it at 1."""
+    """The same product. FBGEMM rounds inputs, with a scale for all rows; one more row keeps it at 1 / HIGHEST."""
 
     def __init__(self, weight: Tensor, scale: Tensor) -> None:
         quantized, pack, self.product = torch_private.int8_linear_of_few_rows()
@@ -154,13 +154,12 @@ class FBGEMMProduct:
             warnings.simplefilter("ignore", UserWarning)
             self.packed = pack(quantized(weight, scale, torch.zeros(len(weight), dtype=torch.long), 0), None)
         self.range = torch.zeros(1, weight.shape[1])
-        self.range[0, :2] = torch.tensor([-HIGHEST - 1.0, HIGHEST])
+        self.range[0, :2] = torch.tensor([-1 - 1 / HIGHEST, 1.0])
 
-    def __call__(self, integers: Tensor) -> Tensor:
-        """Maps (rows, in), integers in float32, to (rows, out)."""
-        rows = torch.cat([integers, self.range])
-        product: Tensor = self.product(rows, self.packed, reduce_range=not HAS_VNNI)
-        return product[:-1]
+    def __call__(self, x: Tensor) -> Tensor:
+        """Maps (rows, in) to (rows, out)."""
+        rows = torch.cat([x, self.range])
+        return self.product(rows, self.packed, reduce_range=not HAS_VNNI)[:-1]
 
 
 class FBGEMMLinear(Int8Linear):

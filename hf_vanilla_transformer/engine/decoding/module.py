@@ -1,9 +1,7 @@
 """The model's own modules with transformers' cache: whatever was put into them, on any device."""
 
-from typing import Any
-
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from ...integration_vanilla_transformer import CACHE
@@ -25,8 +23,7 @@ class Module(Prepared):
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Encodes a source."""
-        memory: Tensor = self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        return memory
+        return self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
 
     def decoder(self, memory: Tensor, attention_mask: Tensor | None, plan: Plan) -> "ModuleDecoder":
         """Begins to decode a batch."""
@@ -42,7 +39,7 @@ class ModuleDecoder(Decoder):
         self.model, self.memory, self.keeps_attention, self.keeps_places = model, memory, keeps_attention, False
         self.memory_mask = memory_mask
         self.attention: Tensor | None = None
-        self.cache: Any = None
+        self.cache: EncoderDecoderCache | None = None
 
     def step(self, tokens: Tensor) -> Tensor:
         """Advances by one position, with the token of each row, (rows,); returns logits of the next, (rows, V)."""
@@ -57,11 +54,11 @@ class ModuleDecoder(Decoder):
         self.cache = getattr(output, CACHE)
         if self.keeps_attention:
             self.attention = output.cross_attentions[-1][:, :, -1].mean(dim=1).float()
-        logits: Tensor = output.logits[:, -1]
-        return logits
+        return output.logits[:, -1]
 
     def move(self, rows: Tensor, sentences: Tensor) -> None:
         """Gives each row the past of a former row, and each sentence the source of a former one."""
+        assert self.cache is not None, "a step comes first"
         self.cache.reorder_cache(rows)
         self.memory = self.memory[rows]
         if self.memory_mask is not None:

@@ -8,14 +8,13 @@ projections of cross-attention are multiplied into its keys and values.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...modeling_vanilla_transformer import positions_of
+from ...modeling_vanilla_transformer import VanillaTransformerAttention, positions_of
 from ...plan_vanilla_transformer import Plan
 from .linear import Linear
 from .prepared import Prepared
@@ -35,7 +34,7 @@ class FoldedAttention:
     Keys are (h, S, d_k), values (h, S, d_v); the mask, (h, S), is added to the scores; None: there is no padding.
     """
 
-    def __init__(self, cross: Any, keys: Tensor, values: Tensor, mask: Tensor | None) -> None:
+    def __init__(self, cross: VanillaTransformerAttention, keys: Tensor, values: Tensor, mask: Tensor | None) -> None:
         self.shape = keys.shape[:2]
         (heads, _, key_dim), value_dim, keys = keys.shape, values.shape[-1], keys * cross.scaling
         query, out = cross.q_proj, cross.out_proj

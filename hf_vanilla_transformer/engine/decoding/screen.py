@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .linear import Int8Linear, Linear, rounded, rounded_weight
+from .linear import HIGHEST, Int8Linear, Linear, rounded_weight, scaled
 from .search import Bar
 
 ROUNDING = 1e-5  # of |w| |x|, what products and sums in float32 lose at most, for rows of up to thousands of numbers
@@ -35,10 +35,11 @@ class Screen:
 
         `bar` fills the scores of tokens that may not be chosen with -inf, in a tensor (rows, V).
         """
-        integers, step = rounded(x)
-        length, lost = x.norm(dim=1, keepdim=True), (x - integers * step).norm(dim=1, keepdim=True)
+        units, largest = scaled(x)
+        kept = (units * HIGHEST).round_().mul_(largest / HIGHEST)
+        length, lost = (one.norm(dim=1, keepdim=True) for one in (x, x - kept))
         bound = (self.lost + ROUNDING * self.kept) * length + self.kept * lost  # (rows, 1)
-        scores = self.in_8_bits.of_rounded(integers, step)
+        scores = self.in_8_bits.of_scaled(units, largest)
         if bar is not None:
             scores = bar(scores)
         scores.sub_(scores.amax(dim=1, keepdim=True) - 2 * bound)

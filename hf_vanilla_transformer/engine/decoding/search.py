@@ -7,7 +7,7 @@ sentences leave the batch, and every few steps elsewhere.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor
 from ...plan_vanilla_transformer import Plan
 
 STEPS_UNSEEN = 8  # on a device that would have to be waited for
+BLOCK = 128  # scores of which the largest is looked for first, on a CPU
+SCORES_FOR_BLOCKS = 2**17  # from which that takes less time
 NONE = -torch.inf  # the log-probability of a beam that isn't there
 
 ScoreProcessor = Callable[[Tensor, Tensor], Tensor]
@@ -36,7 +38,7 @@ class Decoder(Protocol):
     def best(self, tokens: Tensor, bar: Bar | None = None) -> Tensor:
         """Advances as `step` does; returns the most probable next token of each row, (rows,), of those not barred."""
         logits = self.step(tokens)
-        return (logits if bar is None else bar(logits.float())).argmax(dim=-1)
+        return first_largest(logits if bar is None else bar(logits.float()))
 
     def move(self, rows: Tensor, sentences: Tensor) -> None:
         """Gives each row the past of a former row, and each sentence the source of a former one."""
@@ -91,6 +93,40 @@ class Beams(NamedTuple):
 def is_in(tokens: Tensor, ends: Tensor) -> Tensor:
     """Tells which tokens are ends; there is nearly always one, for which a comparison is enough."""
     return tokens == ends if len(ends) == 1 else torch.isin(tokens, ends)
+
+
+def first_largest(scores: Tensor) -> Tensor:
+    """Returns the place of the largest of each row's scores, (N, V), the first one of equal ones: (N,)."""
+    blocks = _blocks(scores)
+    if blocks is None:
+        return scores.argmax(dim=1)
+    maxima = torch.cat([blocks.amax(dim=2), scores[:, -BLOCK:].amax(dim=1, keepdim=True)], dim=1)
+    starts = (maxima.argmax(dim=1, keepdim=True) * BLOCK).clamp_(max=scores.shape[1] - BLOCK)
+    inside = scores.gather(1, starts + torch.arange(BLOCK))
+    return starts[:, 0] + inside.argmax(dim=1)
+
+
+def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Returns the `count` largest of each row's scores, (N, V), descending, and their places, as `topk` does.
+
+    On a CPU, topk looks at one score after the other. So it is given those of the blocks with the largest maxima.
+    """
+    blocks = _blocks(scores)
+    if blocks is None or blocks.shape[1] < count:
+        return scores.topk(min(count, scores.shape[1]))
+    size = blocks[0].numel()
+    chosen = blocks.amax(dim=2).topk(count).indices
+    candidates = blocks.gather(1, chosen[..., None].expand(-1, -1, BLOCK)).flatten(1)
+    values, places = torch.cat([candidates, scores[:, size:]], dim=1).topk(count)
+    starts = F.pad(chosen * BLOCK, (0, 1), value=size).gather(1, places // BLOCK)
+    return values, starts + places % BLOCK
+
+
+def _blocks(scores: Tensor) -> Tensor | None:
+    """Returns the scores of each row in blocks, but for the last ones: a view, (N, V // BLOCK, BLOCK), or None."""
+    size = scores.shape[1] // BLOCK * BLOCK
+    is_many = scores.device.type == "cpu" and size and scores.numel() >= SCORES_FOR_BLOCKS
+    return scores[:, :size].unflatten(1, (-1, BLOCK)) if is_many else None  # type: ignore[no-untyped-call]
 
 
 def num_candidates(plan: Plan) -> int:
@@ -301,13 +337,14 @@ def beam_search(
         totals = log_probabilities.add_(beams.scores.reshape(-1, 1)).reshape(len(live), -1)
         penalties = None
         if plan.coverage_penalty:
+            assert decoder.attention is not None, "it is kept for a plan that needs it"
             covered = covered + decoder.attention
             penalties = coverage_penalty(plan.coverage_penalty, covered).view(len(live), -1)
         width = beams.scores.shape[1]
         beams, new, codes, parents = advance(
             plan,
             beams,
-            totals.topk(min(num_candidates(plan), totals.shape[1])),
+            largest(totals, num_candidates(plan)),
             vocab_size,
             ends,
             None if length < soonest else beams.limits <= length,
@@ -386,9 +423,9 @@ def greedy_search(
     return cut(all_tokens, plan, max_new_tokens, attention)
 
 
-def _read(prompts: Tensor, decoder: Decoder) -> tuple[Tensor, Any]:
-    """Reads prompts, (B, P), but for their last tokens, (B,); returns these, and the attention so far, (B, S)."""
-    attended: Any = 0.0
+def _read(prompts: Tensor, decoder: Decoder) -> tuple[Tensor, Tensor]:
+    """Reads prompts, (B, P), but for their last tokens, (B,); returns these, and the attention so far, (B, S) or 0."""
+    attended = torch.zeros((), device=prompts.device)
     for position in range(prompts.shape[1] - 1):
         decoder.step(prompts[:, position])
         if decoder.attention is not None:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...integration_vanilla_transformer import outside_vocabulary
 from ..torch_private import int8_linear
@@ -66,7 +66,7 @@ class Weights:
 class StackWeights:
     """The weights of the encoder's or of the decoder's stack."""
 
-    def __init__(self, stack: Any, linear: Maker) -> None:
+    def __init__(self, stack: PreTrainedModel, linear: Maker) -> None:
         self.embed_tokens, self.positions = stack.embed_tokens, stack.embed_positions
         self.scale, self.pre_norm = stack.config.embedding_scale, stack.config.norm_position == "pre"
         self.layers = [LayerWeights(layer, linear) for layer in stack.layers]
@@ -97,7 +97,7 @@ class StackWeights:
 class LayerWeights:
     """The weights of a layer."""
 
-    def __init__(self, layer: Any, linear: Maker) -> None:
+    def __init__(self, layer: GradientCheckpointingLayer, linear: Maker) -> None:
         own, network = layer.self_attn, layer.feed_forward
         # 1 / sqrt(d_k) of eq. 1 is taken into the queries' weights.
         self.qkv = _fuse(linear, own.q_proj, own.k_proj, own.v_proj, scaling=own.scaling)

@@ -1,7 +1,7 @@
 """The label-smoothed loss of the projection to the vocabulary, without ever holding all logits."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -43,12 +43,17 @@ def projected_cross_entropy(
     return loss / torch.as_tensor(items, device=loss.device).clamp(min=1)
 
 
+class _Context(Protocol):
+    needs_input_grad: tuple[bool, ...]
+    grads: list[Tensor | None] | None  # of hidden states, weight and bias
+
+
 class _ProjectedCrossEntropy(torch.autograd.Function):
     """The summed loss of N targets: lse(z) - (1 - eps) z_y - eps mean(z). Its gradient is softmax - (smoothed y)."""
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Context,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -63,19 +68,19 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         table, offset = weight.to(dtype), None if bias is None else bias.to(dtype)
         loss = torch.zeros((), dtype=exact, device=device)
         needed = zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
-        ctx.grads = [torch.zeros_like(x, dtype=exact) if x is not None and on else None for x, on in needed]
+        ctx.grads = grads = [torch.zeros_like(x, dtype=exact) if x is not None and on else None for x, on in needed]
         with torch.autocast(device, enabled=False):
             for start in range(0, len(labels), rows):
                 own = slice(start, start + rows)
                 x, targets = hidden[own].to(dtype), labels[own, None]
                 part, gradient = (chunk or loss_of_chunk)(F.linear(x, table, offset), targets, eps)
                 loss += part
-                _add_gradients(ctx.grads, own, gradient, x, table, targets)
+                _add_gradients(grads, own, gradient, x, table, targets)
                 del gradient  # before there is the next one
         return loss
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() or ctx.grads is None:
             raise RuntimeError(
                 "The loss in chunks has one backward pass, without gradients of gradients (retain_graph=True, "

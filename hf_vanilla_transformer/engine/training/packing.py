@@ -1,7 +1,7 @@
 """The forward pass of packed batches: rows of one shape with many sentences, each of which sees itself alone."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from .loss import loss_of_chunk
 logger = logging.get_logger(__name__)
 SDPA_IN_FLOAT32 = "sdpa_in_float32"  # the shortcuts' attention; it takes block masks too
 BLOCKS_ON = ("cuda",)  # FlexAttention takes sdpa's place there, and leaves out blocks without a common pair
-CompileOptions: TypeAlias = Mapping[str, Any]  # of torch.compile
 # What a packed batch is called with: its own tensors, and what is the same for it whatever the value.
 ARGUMENTS = {
     "input_ids",
@@ -27,6 +26,13 @@ ARGUMENTS = {
     "return_dict",
     "use_cache",
 }
+
+
+class CompileOptions(TypedDict, total=False):
+    """Options of torch.compile."""
+
+    backend: str
+    mode: str | None
 
 
 class PackedForward:
@@ -110,9 +116,9 @@ class PackedForward:
             self.compiled, self.uses_blocks, self.call, self.loss_of_chunk = None, False, _call, loss_of_chunk
 
 
-def _call(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _call(layer: nn.Module, *inputs: Tensor, **masks: object) -> Tensor:
     """Runs a layer: one function for all, so that layers of a kind are compiled once."""
-    return layer(*args, **kwargs)
+    return layer(*inputs, **masks)
 
 
 def _steps(numbers: Tensor) -> Tensor:

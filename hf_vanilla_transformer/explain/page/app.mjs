@@ -2,6 +2,7 @@
 import { Decoding, Record, UNTOUCHED } from "./model.mjs";
 import { greedySearch, limitOf, search } from "./search.mjs";
 import { largest, logSoftmax } from "./tensor.mjs";
+import { misread } from "./tokenizer.mjs";
 
 const MOST_TOKENS = 100;  // of a source
 
@@ -15,6 +16,7 @@ export class App {
   constructor(data, model, tokenizer, draw) {
     Object.assign(this, { data, model, tokenizer, draw, timer: null, changed: null, plain: null, problem: null });
     this.width = data.config.d_model;
+    this.misread = misread(tokenizer, data.tokenizer.samples);
     const part = (layers) => ({ layer: layers - 1, head: 0, query: 0 });
     this.state = {
       language: data.language, text: data.examples[0] ?? "", plan: { ...data.plan }, options: { ...UNTOUCHED },
@@ -38,16 +40,17 @@ export class App {
   /** Reads and translates a sentence. */
   translate(sentence) {
     this.stop();
-    const ids = sentence.trim() ? this.tokenizer.encode(sentence) : [];
+    const ids = sentence.trim() ? this.tokenizer.source.encode(sentence) : [];
     const { config } = this.data, isLearned = config.position_encoding === "learned";
     const most = isLearned ? Math.min(MOST_TOKENS, config.max_position_embeddings) : MOST_TOKENS;
     this.problem = null;
-    if (!ids.length) this.problem = this.t("empty");
+    if (this.misread !== undefined) this.problem = this.t("misread", { text: this.misread });
+    else if (!ids.length) this.problem = this.t("empty");
     else if (ids.length > most) this.problem = this.t("tooLong", { number: ids.length, most });
     else {
       this.state.text = sentence;
       this.ids = ids;
-      this.source = ids.map((id) => this.tokenizer.shown[id]);
+      this.source = ids.map((id) => this.tokenizer.source.shown[id]);
       this.compute();
     }
     this.show();
@@ -79,8 +82,8 @@ export class App {
     const { state } = this;
     this.plain = this.runOf(UNTOUCHED, null);
     this.target = this.plain.search.found[0].tokens;
-    this.targets = this.target.map((id) => this.tokenizer.shown[id]);
-    this.inputs = this.inputsOf(this.target).map((id) => this.tokenizer.shown[id]);
+    this.targets = this.target.map((id) => this.tokenizer.target.shown[id]);
+    this.inputs = this.inputsOf(this.target).map((id) => this.tokenizer.target.shown[id]);
     state.place = Math.min(state.place, this.target.length - 1);
     state.encoder.query = Math.min(state.encoder.query, this.ids.length - 1);
     Object.assign(state, { step: null, reference: null });
@@ -117,7 +120,7 @@ export class App {
 
   searchIn(run) {
     run.search = search(new Decoding(this.model, run.memory, run.options), this.state.plan, run.limit);
-    run.text = this.tokenizer.decode(run.search.found[0].tokens);
+    run.text = this.tokenizer.target.decode(run.search.found[0].tokens);
   }
 
   /** The target shifted right (3.1). */
@@ -158,7 +161,7 @@ export class App {
     const { run, state } = this, isOwn = state.reference === null;
     const right = isOwn ? this.plain.text : state.reference;
     if (run.forced?.right === right) return run.forced;
-    const targets = isOwn ? this.target : this.tokenizer.encode(right), inputs = this.inputsOf(targets);
+    const targets = isOwn ? this.target : this.tokenizer.target.encode(right), inputs = this.inputsOf(targets);
     const rows = this.model.logits(this.model.decode(inputs, run.memory, run.options), inputs.length);
     run.forced = {
       right, targets, inputs, predicted: rows.map((row) => largest(row, 1)[0]),

@@ -38,8 +38,8 @@ export function bestTen(app) {
   const { t, state: { place }, plain, changed, tokenizer } = app;
   const list = (run, title) => {
     const logits = run.logits[place], logs = logSoftmax(logits), rows = largest(logits, SHOWN).map((id) => el("tr", {},
-      el("th", { scope: "row" }, token(tokenizer.shown[id])), barCell(Math.exp(logs[id]), percent(Math.exp(logs[id]))),
-      el("td", {}, fixed(logits[id]))));
+      el("th", { scope: "row" }, token(tokenizer.target.shown[id])),
+      barCell(Math.exp(logs[id]), percent(Math.exp(logs[id]))), el("td", {}, fixed(logits[id]))));
     const head = headings(t("nextToken"), t("probability"), t("logit"));
     const table = el("table", {}, head, el("tbody", {}, ...rows));
     return el("div", { class: "best" }, changed && el("h4", {}, title), table);
@@ -57,7 +57,7 @@ export function forcing(app) {
   const { t, tokenizer } = app, forced = app.forced(), free = app.free(), { targets, inputs, predicted } = forced;
   const onchange = () => app.set({ reference: input.value });
   const input = el("input", { id: "reference", type: "text", value: forced.right, dir: "auto", onchange });
-  const shown = (id) => (id === undefined ? "" : token(tokenizer.shown[id]));
+  const shown = (id) => (id === undefined ? "" : token(tokenizer.target.shown[id]));
   const cell = (id, right) => el("td", { class: id === undefined || id === right ? null : "differs" }, shown(id));
   const rows = Array.from({ length: Math.max(targets.length, free.length) }, (_, n) => el("tr", {},
     el("td", {}, shown(inputs[n])), cell(predicted[n], targets[n]),

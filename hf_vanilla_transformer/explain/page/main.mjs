@@ -6,7 +6,7 @@ import { attribution, bestTen, embeddings, forcing, tokens } from "./compare.mjs
 import { choice, el } from "./dom.mjs";
 import { attentionPart } from "./layers.mjs";
 import { links } from "./links.mjs";
-import { Tokenizer } from "./tokenizer.mjs";
+import { tokenizersOf } from "./tokenizer.mjs";
 import { drawTour } from "./tour.mjs";
 import { beamTree } from "./tree.mjs";
 
@@ -32,7 +32,7 @@ function start() {
     drawAttention(data);
     return;
   }
-  const app = new App(data, modelOf(data), new Tokenizer(data.tokenizer), (part) => draw(app, part));
+  const app = new App(data, modelOf(data), tokenizersOf(data.tokenizer), (part) => draw(app, part));
   addEventListener("error", ({ message }) => document.getElementById("problem").append(message));
   globalThis.app = app;  // for readers' own questions in the console: app.run.logits, app.model ...
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => app.draw());
@@ -101,14 +101,16 @@ function sentence(app) {
 function section(app, name) {
   const { t } = app, [paper, lines] = SECTIONS[name];
   const ontoggle = ({ target }) => (target.open ? openSection(app, name) : opened.delete(name));
+  const text = name === "tokens" && data.tokenizer.line !== "tokens" ? t("piecesText") : t(`${name}Text`);
   return el("details", { id: name, open: opened.has(name), ontoggle },
     el("summary", {}, el("h3", {}, t(name)), el("span", {}, t("paperSection", { paper }))),
-    el("p", {}, t(`${name}Text`)), code(app, lines), el("div", { class: "view" }));
+    el("p", {}, text), code(app, lines), el("div", { class: "view" }));
 }
 
 /** The lines of the package's code that compute a view. */
 function code(app, names) {
-  const lines = names.map((name) => data.code[name === "norm" ? data.config.norm_position : name]);
+  const own = { norm: data.config.norm_position, tokens: data.tokenizer.line };  // Marian's tokenizer has no line here
+  const lines = names.map((name) => data.code[name in own ? own[name] : name]).filter((line) => line);
   const items = lines.map(([file, number, line]) =>
     el("li", {}, `${file}, ${app.t("line", { number })}`, el("code", {}, line)));
   return el("details", { class: "code" }, el("summary", {}, app.t("code")), el("ul", {}, ...items));

@@ -20,14 +20,25 @@ export function search(decoding, plan, limit) {
   return { found: [greedySearch(decoding, plan, limit)], steps: [] };
 }
 
+/** Log-probabilities of the next token as the plan allows them; at the limit, one of some ends may be forced. */
+function allowed(plan, logits, isLast) {
+  const logs = logSoftmax(logits);
+  for (const token of plan.barred) logs[token] = -Infinity;
+  if (isLast && plan.forced_end.length) {
+    logs.fill(-Infinity);
+    for (const token of plan.forced_end) logs[token] = 0;
+  }
+  return plan.renormalize ? logSoftmax(logs) : logs;
+}
+
 /** Takes the most probable token at each step: {tokens, total, score: null}. */
 export function greedySearch(decoding, plan, limit) {
   const tokens = [];
   let token = plan.start, total = 0;
   while (tokens.length < limit && !plan.ends.includes(tokens.at(-1))) {
-    const [logits] = decoding.step([token]);
-    [token] = largest(logits, 1);
-    total += logSoftmax(logits)[token];
+    const logs = allowed(plan, decoding.step([token])[0], tokens.length + 1 === limit);
+    [token] = largest(logs, 1);
+    total += logs[token];
     tokens.push(token);
   }
   return { tokens, total, score: null };
@@ -42,7 +53,8 @@ function beamSearch(decoding, plan, limit) {
   const K = plan.num_beams, width = Math.max(2, 1 + plan.ends.length) * K, steps = [];
   let beams = [{ parent: null, token: plan.start, total: 0 }], finished = [];
   for (let length = 1; length <= limit && beams.length; length++) {
-    const nodes = continuations(decoding.step(beams.map((beam) => beam.token)), beams, width);
+    const logits = decoding.step(beams.map((beam) => beam.token));
+    const nodes = continuations(logits.map((row) => allowed(plan, row, length === limit)), beams, width);
     const by = divisor(plan, length), parents = beams;
     nodes.forEach((node, rank) => {
       const ends = length === limit || plan.ends.includes(node.token);
@@ -59,13 +71,13 @@ function beamSearch(decoding, plan, limit) {
   return { found: finished.map(({ node, score }) => ({ tokens: path(node), score, total: node.total, node })), steps };
 }
 
-function continuations(logits, beams, width) {
+function continuations(logs, beams, width) {
   const best = [];
   beams.forEach((parent, row) => {
-    const totals = logSoftmax(logits[row]).map((value) => value + parent.total);
+    const totals = logs[row].map((value) => value + parent.total);
     for (const token of largest(totals, width)) best.push({ parent, token, total: totals[token] });
   });
-  return best.sort((a, b) => b.total - a.total).slice(0, width);
+  return best.filter(({ total }) => total > -Infinity).sort((a, b) => b.total - a.total).slice(0, width);
 }
 
 function goesOn(plan, beams, finished, by, limit) {

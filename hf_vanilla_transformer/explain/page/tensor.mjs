@@ -102,19 +102,21 @@ export function largest(values, count) {
   return best;
 }
 
-/** The error function, to 2e-7 (Abramowitz and Stegun 1964, 7.1.26). */
+/** The error function, by a series whose terms all have one sign. */
 function erf(x) {
-  const t = 1 / (1 + 0.3275911 * Math.abs(x));
-  const series = [0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429];
-  const sum = series.reduceRight((total, factor) => (total + factor) * t, 0);
-  return Math.sign(x) * (1 - sum * Math.exp(-x * x));
+  if (Math.abs(x) > 6) return Math.sign(x);
+  let term = x, sum = x;
+  for (let n = 1; Math.abs(term) > 1e-17; n++) sum += term *= (2 * x * x) / (2 * n + 1);
+  return (2 / Math.sqrt(Math.PI)) * Math.exp(-x * x) * sum;
 }
 
 const gelu = (x) => 0.5 * x * (1 + erf(x / Math.SQRT2));
 const tanhGelu = (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
-const silu = (x) => x / (1 + Math.exp(-x));
+const sigmoid = (x) => 1 / (1 + Math.exp(-x));
+const silu = (x) => x * sigmoid(x), quickGelu = (x) => x * sigmoid(1.702 * x);
 /** By the names that configurations have for them. */
 export const ACTIVATIONS = {
   relu: (x) => Math.max(0, x), tanh: Math.tanh,
-  gelu, gelu_new: tanhGelu, gelu_pytorch_tanh: tanhGelu, silu, swish: silu,
+  gelu, gelu_new: tanhGelu, gelu_pytorch_tanh: tanhGelu, quick_gelu: quickGelu, silu, swish: silu,
+  sigmoid,
 };

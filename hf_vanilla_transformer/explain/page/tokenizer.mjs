@@ -1,4 +1,5 @@
-// Section 5.1: the package's byte-level BPE. Python refuses every other tokenizer.
+// Section 5.1: the package's byte-level BPE; and the tokenizers of source and target.
+import { merged, PieceTokenizer } from "./pieces.mjs";
 
 // Where words begin; the two rules of the package's tokenizer. `\s` of JavaScript is another set of characters.
 const WORD_START = /(?<![\p{White_Space}\p{P}])\p{White_Space}+(?![\p{White_Space}\p{P}])/gu;
@@ -25,7 +26,7 @@ export function wordsOf(text, mergesPunctuation) {
   });
 }
 
-export class Tokenizer {
+export class ByteTokenizer {
   /**
    * `pieces` lists the vocabulary by ids, `shown` how people read them; `merges` the merges, "a b", in the order in
    * which they are made.
@@ -42,21 +43,9 @@ export class Tokenizer {
   encode(text) {
     const words = wordsOf(text, this.mergesPunctuation).map((word) =>
       Array.from(new TextEncoder().encode(word), (byte) => this.letters[byte]));
+    const rankOf = (left, right) => this.ranks.get(`${left} ${right}`);
     words[0]?.unshift(this.letters[32]);  // the first word gets a space too
-    return [...words.flatMap((word) => this.merged(word).map((piece) => this.ids.get(piece))), this.end];
-  }
-
-  merged(letters) {
-    const pieces = [...letters];
-    for (;;) {
-      let best = Infinity, place = -1;
-      for (let n = 0; n + 1 < pieces.length; n++) {
-        const rank = this.ranks.get(`${pieces[n]} ${pieces[n + 1]}`) ?? Infinity;
-        if (rank < best) [best, place] = [rank, n];
-      }
-      if (place < 0) return pieces;
-      pieces.splice(place, 2, pieces[place] + pieces[place + 1]);
-    }
+    return [...words.flatMap((word) => merged(word, rankOf).map((piece) => this.ids.get(piece))), this.end];
   }
 
   /** The text of ids, without special tokens. */
@@ -65,4 +54,20 @@ export class Tokenizer {
     const bytes = Array.from(letters, (letter) => this.bytes.get(letter));
     return new TextDecoder("utf-8", { ignoreBOM: true }).decode(new Uint8Array(bytes)).replace(/^ /, "");
   }
+}
+
+/** The tokenizers of source and target, which may be one. */
+export function tokenizersOf({ sides, spells_by_source: spellsBySource }) {
+  const make = (side) => (side.letters ? new ByteTokenizer(side) : new PieceTokenizer(side));
+  const [source, target = source] = sides.map(make);
+  if (spellsBySource) target.spelling = source.model;
+  return { source, target };
+}
+
+/** The first of Python's samples that is read or written otherwise here, or undefined. */
+export function misread({ source, target }, samples) {
+  const differ = (ids, others) => ids.join() !== others.join();
+  const found = samples.find(([text, ids, targets, spelled]) =>
+    differ(source.encode(text), ids) || differ(target.encode(text), targets) || target.decode(targets) !== spelled);
+  return found?.[0];
 }

@@ -56,7 +56,7 @@ function play(app, count) {
 }
 
 function picture(app, steps, isComplete) {
-  const places = new Map(), edges = [], boxes = [], best = new Set(), { shown } = app.tokenizer;
+  const places = new Map(), edges = [], boxes = [], best = new Set(), { shown } = app.tokenizer.target;
   for (let one = isComplete ? app.run.search.found[0]?.node : null; one; one = one.parent) best.add(one);
   const kind = (node, state) => `${state}${best.has(node) ? " best" : ""}`;
   const draw = (node, column, row, text, state) => {
@@ -90,7 +90,8 @@ function hypotheses(app, { finished }) {
   const { t, state, tokenizer } = app, formula = state.plan.is_gnmt ? "((5 + n) / 6)^α" : "n^α";
   if (!finished.length) return el("p", {}, t("noneFinished"));
   const rows = finished.map(({ node, length, score }) => el("tr", {},
-    el("th", { scope: "row", dir: "auto" }, tokenizer.decode(path(node)) || "—"), el("td", {}, fixed(node.total)),
+    el("th", { scope: "row", dir: "auto" }, tokenizer.target.decode(path(node)) || "—"),
+    el("td", {}, fixed(node.total)),
     el("td", {}, length), el("td", {}, fixed(divisor(state.plan, length))), el("td", {}, fixed(score, 3))));
   const head = headings(t("hypothesis"), "log P", "n", formula, t("score"));
   return scrolling(t("finishedTitle"),

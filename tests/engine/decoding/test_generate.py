@@ -149,21 +149,3 @@ def test_options_of_the_generation_config(model):
     found = by_us(model, **padded(SOURCES), generation_config=config)
     assert torch.equal(found.sequences, expected.sequences)
     assert torch.equal(found.alignments, expected.alignments)
-
-
-@pytest.mark.parametrize(
-    ("own", "given"),
-    [({"do_sample": True, "num_beams": 1, "top_k": 0}, {}), ({"num_beams": 3}, {"do_sample": True})],
-    ids=str,
-)
-def test_what_a_callers_configuration_leaves_out_is_the_models(own, given):
-    """So this samples, from the model's whole distribution."""
-    model, config = lively_model(), GenerationConfig(max_new_tokens=9, **given)
-    options = {**padded(SOURCES), "generation_config": config}
-    model.generation_config.update(**own)
-    with engine.attach(model) as attached:
-        torch.manual_seed(0)
-        found = model.generate(**options)
-    assert "`do_sample=True` is given" in attached.last_reason
-    torch.manual_seed(0)
-    assert torch.equal(found, model.generate(**options))

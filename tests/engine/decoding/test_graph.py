@@ -40,18 +40,14 @@ def test_every_kind_of_model(name):
         assert_same(*prepared(name), plan, side=side)
 
 
-@pytest.mark.parametrize("num_beams", [1, 2, 5])
-@pytest.mark.parametrize("early_stopping", [True, False, "never"])
-def test_searches_and_penalties(num_beams, early_stopping):
-    for penalty in (GNMTLengthPenalty(0.6), 2.0, -0.5):
-        plan = replace(BEAMS, num_beams=num_beams, num_hypotheses=1, early_stopping=early_stopping)
-        assert_same(*prepared(), replace(plan, length_penalty=penalty))
-
-
 @pytest.mark.parametrize("plan", [PLAN, BEAMS])
 @pytest.mark.parametrize(
     "settings",
     [
+        *({"num_beams": 2, "early_stopping": one, "length_penalty": 2.0} for one in (True, False, "never")),
+        *({"num_beams": 5, "early_stopping": one, "length_penalty": -0.5} for one in (True, False, "never")),
+        {"early_stopping": False},
+        {"early_stopping": "never"},
         {"ends": (EOS, 18, 99)},
         {"ends": ()},
         {"min_new_tokens": 5},
@@ -65,7 +61,7 @@ def test_searches_and_penalties(num_beams, early_stopping):
     ],
     ids=str,
 )
-def test_ends_bars_and_limits(plan, settings):
+def test_searches_ends_bars_and_limits(plan, settings):
     assert_same(*prepared(), replace(plan, **settings))
 
 

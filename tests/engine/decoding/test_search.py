@@ -13,7 +13,6 @@ from test_generation import (
     assert_same_hypotheses,
     gnmt_divisor,
     lively_model,
-    new_tokens,
     padded,
     reference_beam_search,
 )
@@ -82,8 +81,7 @@ def test_beam_search_with_several_ends_is_the_references(num_beams, penalty, ear
         assert_same_hypotheses([(tuple(row[1 : 1 + n]), score) for row, n, score in rows], expected)
 
 
-WIDE = [[7, 3], [EOS], [(5 * i) % 21 + 3 for i in range(29)], [12, 22, 4, 10, 16, 9, 8, 3, 20, 11, EOS], [21, 6, EOS]]
-BATCHES = {"left": padded(SOURCES, "left"), "right": padded(SOURCES), "wide": padded(WIDE)}
+BATCHES = {"left": padded(SOURCES, "left"), "right": padded(SOURCES)}
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -99,27 +97,6 @@ def test_sources_of_every_kind(model, kind, num_beams):
         "one token": lambda: {"input_ids": ids[:, :1]},
     }[kind]()
     assert_same_output(model, **inputs, num_beams=num_beams, max_extra_length=4)
-
-
-# ---- a sentence's translation is its own ----
-
-
-@pytest.mark.parametrize(
-    ("batch", "num_beams", "early_stopping"),
-    [("left", 1, True), ("wide", 2, False), ("left", 4, True), ("wide", 5, "never")],
-)
-def test_a_translation_does_not_depend_on_the_batch(model, batch, num_beams, early_stopping):
-    options = {"num_beams": num_beams, "max_extra_length": 6, "early_stopping": early_stopping}
-    options["num_return_sequences"] = min(num_beams, 3)
-    together = by_us(model, **BATCHES[batch], **options)
-    for i, source in enumerate(WIDE if batch == "wide" else SOURCES):
-        alone = by_us(model, input_ids=torch.tensor([source]), **options)
-        for number, row in enumerate(alone.sequences):
-            place = i * len(alone.sequences) + number
-            assert new_tokens(together.sequences[place], len(source) + 6) == new_tokens(row, len(source) + 6)
-            if num_beams > 1:
-                score = alone.sequences_scores[number].item()
-                assert together.sequences_scores[place].item() == pytest.approx(score, **SCORES)
 
 
 # ---- coverage and alignments ----

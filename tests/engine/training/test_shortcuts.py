@@ -172,17 +172,8 @@ def test_logits_evaluation_and_what_needs_no_gradient(parted):
 
 
 # ---- In and out ----
-def test_nothing_is_left_behind_after_an_exception():
+def test_nested_use_pauses_and_exceptions():
     model, names = model_of(), set(vars(model_of()))
-    with pytest.raises(IndexError), training_shortcuts(model):
-        model(torch.full((1, 1), V))
-    assert not has_shortcuts(model)
-    assert set(vars(model)) == names
-    assert model.config._attn_implementation == "sdpa"
-
-
-def test_nested_use_and_pauses():
-    model = model_of()
     with paused_shortcuts(model):
         assert not has_shortcuts(model)
     with training_shortcuts(model):
@@ -192,7 +183,11 @@ def test_nested_use_and_pauses():
                 assert has_shortcuts(model)
             assert not has_shortcuts(model)
         assert has_shortcuts(model)
+    with pytest.raises(IndexError), training_shortcuts(model):
+        model(torch.full((1, 1), V))
     assert not has_shortcuts(model)
+    assert set(vars(model)) == names
+    assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

@@ -1,8 +1,9 @@
-"""`translate` on files, pipes and slow producers: order, windows, bounds, and what is on disk afterwards."""
+"""`translate` of arguments, files, pipes and slow producers: order, windows, bounds, what is on disk afterwards."""
 
 import gzip
 import io
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -10,42 +11,37 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from small_corpus import NEEDED_BY_NONE
+from small_corpus import NEEDED_BY_NONE, load
 
-from hf_vanilla_transformer.cli import lines, translate
+from hf_vanilla_transformer.cli import lines, output, translate
 from hf_vanilla_transformer.data import formats
 from hf_vanilla_transformer.data.formats import CorpusError, decode_lines
-from hf_vanilla_transformer.translation.translator import Translator
+from hf_vanilla_transformer.translation import decoding
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ["--greedy", "--max-new-tokens", 3]
 # Of the processes, whose output is to be buffered as usual.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 PATIENCE = 120  # seconds, for a process that imports torch on a busy machine
 
 
 class Chunks(io.RawIOBase):
-    """A file without a buffer that gives one of its chunks a read, or waits, or fails."""
+    """A file without a buffer that gives one of its chunks a read."""
 
     def __init__(self, chunks):
         self.chunks = iter(chunks)
 
     def read(self, size=-1):
-        chunk = next(self.chunks, b"")
-        if isinstance(chunk, Exception):
-            raise chunk
-        return chunk
+        return next(self.chunks, b"")
 
 
 def _windows(chunks):
     return lines._of_stream(Chunks(chunks), "the pipe")
 
 
-# Windows of a stream
-
-
+# ---- Windows of a stream ----
 def test_what_a_slow_producer_has_sent_comes_at_once_without_the_line_that_it_has_begun():
     reader, writer = os.pipe()
     windows = lines._of_stream(os.fdopen(reader, "rb", buffering=0), "the pipe")
@@ -99,13 +95,6 @@ def test_what_is_not_utf8_in_a_pipe_ends_it_after_what_came_before():
     assert found == ["one", "two", "three"]
 
 
-def _check_chunks(text, cuts):
-    ends = sorted({cut % (len(text) + 1) for cut in cuts} | {0, len(text)})
-    chunks = [text[start:end] for start, end in itertools.pairwise(ends)]
-    expected = list(decode_lines(io.BytesIO(text), "a file"))
-    assert [line for window in _windows(chunks) for line in window] == expected
-
-
 TEXTS = st.text(st.sampled_from("a ü\n\r\ufeff。\U0001f600\u2028\x85\x0b"), max_size=40).map(str.encode)
 
 
@@ -113,12 +102,13 @@ TEXTS = st.text(st.sampled_from("a ü\n\r\ufeff。\U0001f600\u2028\x85\x0b"), ma
 @given(TEXTS, st.lists(st.integers(0, 200), max_size=6))
 def test_chunks_of_any_size_make_the_lines_that_a_file_has(text, cuts):
     assume(text.partition(b"\n")[0].count(b"\r") < 3)  # CR as the end of lines is refused
-    _check_chunks(text, cuts)
+    ends = sorted({cut % (len(text) + 1) for cut in cuts} | {0, len(text)})
+    chunks = [text[start:end] for start, end in itertools.pairwise(ends)]
+    expected = list(decode_lines(io.BytesIO(text), "a file"))
+    assert [line for window in _windows(chunks) for line in window] == expected
 
 
-# Files
-
-
+# ---- Translations ----
 @pytest.fixture
 def run(vanilla_transformer, tiny_checkpoint, monkeypatch, tmp_path):
     """Runs `translate` in a folder of its own, with bytes or a file as standard input."""
@@ -127,7 +117,7 @@ def run(vanilla_transformer, tiny_checkpoint, monkeypatch, tmp_path):
     def run(*arguments, stdin=b""):
         file = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(file))
-        return vanilla_transformer("translate", "--model", tiny_checkpoint, *OPTIONS, *arguments)
+        return vanilla_transformer("translate", "--model", tiny_checkpoint, "--max-new-tokens", 3, *arguments)
 
     return run
 
@@ -137,36 +127,75 @@ def before_each_window(monkeypatch):
     """Has a function called with each window before it is translated."""
 
     def call(function):
-        translate = Translator.__call__
+        translate = decoding.translate
 
-        def translate_after_it(translator, window, **options):
+        def translate_after_it(call, window, *rest):
             function(window)
-            return translate(translator, window, **options)
+            return translate(call, window, *rest)
 
-        monkeypatch.setattr(Translator, "__call__", translate_after_it)
+        monkeypatch.setattr(decoding, "translate", translate_after_it)
 
     return call
 
 
-def _no_model(*arguments):
-    raise AssertionError("a model is loaded")
-
-
-SENTENCES = ["twenty-one", "half past nine on the fourth of May", "", "it", "drei Euro und fünf Cent"]
+SENTENCES = ["twenty-one", "half past nine on the fourth of May", "", "  ", "it", "drei Euro und fünf Cent"]
 TEXT = "".join(f"{sentence}\n" for sentence in SENTENCES)
 
 
-@pytest.mark.parametrize("name", ["text.gz", "windows", "pipe"])
+@pytest.mark.parametrize("options", [["--batch-size", 2], ["--greedy"], ["--num-beams", 1], ["--beam", 1]])
+def test_arguments_are_translated_as_the_model_does_in_their_order(run, tiny_checkpoint, options):
+    model, tokenizer = load(tiny_checkpoint)
+    search = {"max_new_tokens": 3} if "--batch-size" in options else {"max_new_tokens": 3, "num_beams": 1}
+    expected = []
+    for sentence in SENTENCES:
+        with torch.no_grad():
+            output = model.generate(**tokenizer([sentence], return_tensors="pt"), **search)
+        text = tokenizer.batch_decode(output, skip_special_tokens=True)[0]
+        expected.append(text.replace("\n", " ").replace("\r", " ") if sentence.strip() else "")
+    code, out, err = run(*options, "--device", "cpu", "--", *SENTENCES)
+    assert (code, out.split("\n"), err) == (0, [*expected, ""], "")
+
+
+def test_json_has_an_object_for_each_line(run):
+    expected = run("--", *SENTENCES).out.split("\n")[:-1]
+    found = [json.loads(line) for line in run("--json", "--", *SENTENCES).out.split("\n")[:-1]]
+    assert [(one["source"], one["translation"]) for one in found] == list(zip(SENTENCES, expected, strict=True))
+    assert all(one["score"] <= 0 and one["tokens"] <= 3 for one in found)
+    assert json.loads(run("--json", "--num-beams", 1, "it").out).keys() == {"source", "translation", "tokens"}
+    Path("table.tsv").write_text("text\nit\n")
+    assert "--json is for lines" in run("--json", "--input", "table.tsv", "--output", "out.tsv").error
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(run, monkeypatch):
+    monkeypatch.setattr(output, "SECONDS_PER_LINE", 0)
+    err = run("--batch-size", 2, "--", *SENTENCES).err
+    assert err.splitlines()[-1] == "6 of 6 sentences after 0 min"
+
+
+@pytest.mark.parametrize("stdin", [b"", b"\n", b"\n\n"])
+def test_input_without_a_sentence(run, stdin):
+    assert run(stdin=stdin) == (0, stdin.decode(), "")
+
+
+def test_underscores_in_names_of_options(run):
+    sentences = ["A_b.", "--half_past nine", "--max_new_tokens is 2", "-- a_b"]  # no options, as they have spaces
+    expected = run("--batch-size", 2, stdin="\n".join([*sentences, "--max_new_tokens"]).encode()).out
+    found = [run("--batch_size=2", sentence).out for sentence in sentences]
+    assert "".join([*found, run("--batch_size=2", "--", "--max_new_tokens").out]) == expected
+    assert run("--batch_size=2", "--output=a_b", "A_b.") == (0, "wrote a_b\n", "")
+    assert Path("a_b").read_text("utf-8") == expected.splitlines(keepends=True)[0]
+
+
+@pytest.mark.parametrize("name", ["text.gz", "windows", "pipe", "standard input"])
 def test_input_gives_what_the_arguments_give(run, name):
     expected = run("--", *SENTENCES).out
-    content = {"text.gz": gzip.compress(TEXT.encode())}
-    content["windows"] = ("\ufeff" + TEXT.replace("\n", "\r\n")).encode()
+    windows = ("\ufeff" + TEXT.removesuffix("\n").replace("\n", "\r\n")).encode()  # no line end at the end
     if name == "pipe":
         os.mkfifo(name)
         threading.Thread(target=Path(name).write_bytes, args=[TEXT.encode()], daemon=True).start()
-    else:
-        Path(name).write_bytes(content[name])
-    result = run("--input", name)
+    elif name != "standard input":
+        Path(name).write_bytes(gzip.compress(TEXT.encode()) if name == "text.gz" else windows)
+    result = run(stdin=windows) if name == "standard input" else run("--input", name)
     assert (result.code, result.out, result.err) == (0, expected, "")
     assert expected.count("\n") == len(SENTENCES)
 
@@ -179,12 +208,12 @@ def test_a_file_is_translated_in_windows_of_lines_or_of_characters(run, before_e
     assert run(stdin=TEXT.encode()).out == expected
     monkeypatch.setattr(lines, "CHARACTERS_PER_WINDOW", 10)
     assert run("--", *SENTENCES).out == expected
-    assert windows == [2, 2, 1, 1, 1, 2, 1]
+    assert windows == [2, 2, 2, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("kind", ["input", "standard input", "gz"])
 def test_a_file_is_checked_to_its_end_before_any_work(run, monkeypatch, kind):
-    monkeypatch.setattr(translate, "load_translator", _no_model)
+    monkeypatch.setattr(translate, "load_translator", lambda *_: pytest.fail("a model is loaded"))
     monkeypatch.setattr(lines, "LINES_PER_WINDOW", 2)
     bad = b"nine\n" * 9 + "schön".encode("latin1")
     Path("bad").write_bytes(bad)
@@ -233,8 +262,7 @@ def test_a_run_that_fails_leaves_the_old_output(run, before_each_window, monkeyp
     assert Path("old").read_text() == "precious"
 
 
-# A process of its own
-
+# ---- A process of its own ----
 # Runs the command, and says on standard error what is imported at its end.
 CONSOLE_SCRIPT = """
 import atexit, sys
