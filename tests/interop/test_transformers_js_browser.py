@@ -93,13 +93,12 @@ def test_translations_are_those_of_translator(kind, site, browser, tmp_path):
     assert found.pop("ids") == ids
     assert found.pop("decoded") == tokenizer.batch_decode(ids, skip_special_tokens=True)
     translator = Translator(model, "cpu", tokenizer=tokenizer)
-    exact, by_beams = (translator(TEXTS, num_beams=number, unknown_target="drop") for number in (1, 4))
+    exact = translator(TEXTS, num_beams=1, unknown_target="drop")
     graphs, start = Graphs(folder / "onnx", "_quantized"), model.generation_config.decoder_start_token_id
     rough = [graphs.greedy(ids, start, 20) for ids in tokenizer(TEXTS)["input_ids"]]
     rough = tokenizer.batch_decode(rough, skip_special_tokens=True)
     # transformers.js 4.3.2 takes the best token of every step, whatever num_beams is.
     assert found == {"fp32 1": exact, "fp32 4": exact, "q8 1": rough, "q8 4": rough}
-    assert exact != by_beams
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
     assert all(one.startswith((address, "blob:", "data:", "chrome:")) for one in asked)

@@ -57,8 +57,8 @@ def test_the_source_is_detected() -> None:
     page = translate(f'<p lang="x">{GERMAN} <b>und</b></p>', "en", format="html", alternatives=1).json()
     assert page["detectedLanguage"]["language"] == "de"
     assert f"[de] {GERMAN}" in page["translatedText"]
-    same = translate([GERMAN, LONG["en"]], "de", alternatives=1).json()
-    assert same["translatedText"] == [GERMAN, f"[en] {LONG['en']}"]
+    same = translate([LONG["de"], LONG["en"]], "de", alternatives=1).json()
+    assert same["translatedText"] == [LONG["de"], f"[en] {LONG['en']}"]
     assert same["alternatives"] == [[], [f"[en] {LONG['en']}"]]
 
 
