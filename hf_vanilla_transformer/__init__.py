@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .registration import Registration
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "PRESETS",

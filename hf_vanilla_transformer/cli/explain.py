@@ -65,10 +65,11 @@ def _explain(arguments: argparse.Namespace) -> None:
 
 
 def _of_card(folder: Path) -> tuple[str | None, list[str]]:
-    """Returns the title and a few sentences of a model's card, if it has one."""
+    """Returns the title and the longest sentences of a model's card, if it has one."""
     from ..hub.facts import read_facts
 
     with suppress(ValueError, OSError):
         facts, _ = read_facts(folder)
-        return facts.title, [sample.source for sample in facts.samples[:EXAMPLES]]
+        sentences = sorted((sample.source for sample in facts.samples), key=lambda one: -len(one.split()))
+        return facts.title, sentences[:EXAMPLES]  # in longer ones, each part of a model makes a difference
     return None, []

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).with_name("page")
 # In an order in which each module comes after those that it imports.
 MODULES = (
     "tensor", "model", "checkpoint", "search", "pieces", "tokenizer", "dom", "links", "layers", "tree", "compare",
-    "app", "attention", "tour", "main",
+    "figure", "app", "attention", "tour", "main",
 )  # fmt: skip
 
 

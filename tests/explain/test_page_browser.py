@@ -242,6 +242,30 @@ def test_the_tree_has_every_step_and_the_best_hypothesis(opened, model, tokenize
     assert computed(opened)["found"][0]["tokens"] == greedy
 
 
+def test_figure_1_opens_the_section_of_a_box(opened):
+    for number, name in enumerate(texts(opened, "#figure a")):
+        find(opened, f"#figure a:nth-of-type({number + 1})").click()
+        section = opened.switch_to.active_element.find_element(By.XPATH, "..")
+        assert section.get_attribute("open"), name
+    open_names = {one.get_attribute("id") for one in opened.find_elements(By.CSS_SELECTOR, "main > details[open]")}
+    assert open_names == {*SECTIONS} - {"attribution"}
+
+
+def test_a_tree_of_twelve_steps_fits_a_laptop(opened):
+    opened.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    )
+    try:
+        opened.execute_script("app.state.plan.limit = ['max_new_tokens', 12]; app.state.plan.ends = [-1]; app.search({})")
+        open_sections(opened)
+        assert "Step 12 of 12" in texts(opened, "#beam")[0]
+        widths = "const one = document.querySelector('#beam .scroll'); return [one.scrollWidth, one.clientWidth]"
+        scrolled, shown = opened.execute_script(widths)
+        assert scrolled <= shown
+    finally:
+        opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_teacher_forcing_is_beside_free_running(opened, model, tokenizer):
     open_sections(opened)
     script = "const box = document.getElementById('reference'); box.value = 'halb zehn';"
@@ -276,8 +300,8 @@ def test_attribution_leaves_each_source_token_out(opened, model, tokenizer):
 
 def test_the_tour_the_keyboard_and_the_languages(opened):
     find(opened, "#tour-start").click()
-    for step in range(1, 6):
-        assert f"Step {step} of 5" in find(opened, "#tour").text
+    for step in range(1, 7):
+        assert f"Step {step} of 6" in find(opened, "#tour").text
         assert len(opened.find_elements(By.CSS_SELECTOR, ".toured")) == 1
         opened.switch_to.active_element.send_keys(Keys.ENTER)  # "Next" has the focus
     assert opened.find_elements(By.ID, "tour") == []

@@ -4,6 +4,7 @@ import { drawAttention } from "./attention.mjs";
 import { modelOf } from "./checkpoint.mjs";
 import { attribution, bestTen, embeddings, forcing, tokens } from "./compare.mjs";
 import { choice, el } from "./dom.mjs";
+import { figure } from "./figure.mjs";
 import { attentionPart } from "./layers.mjs";
 import { links } from "./links.mjs";
 import { tokenizersOf } from "./tokenizer.mjs";
@@ -18,7 +19,7 @@ const SECTIONS = {
   encoder: ["3.1, 3.2, 3.3", ["heads", "scores", "softmax", "average", "norm", "feed"], inside("encoder")],
   decoder: ["3.1, 3.2.3", ["causal", "masked"], inside("decoder")],
   cross: ["3.2.3", ["cross"], inside("cross")],
-  softmax: ["3.4", ["projection"], bestTen],
+  softmax: ["3.4, 5.4", ["projection"], bestTen],
   beam: ["6.1", ["search", "penalty"], beamTree],
   forcing: ["3.1", ["shifted"], forcing],
   attribution: ["fig. 3–5", ["average"], attribution],
@@ -66,8 +67,20 @@ function build(app) {
     el("main", {},
       el("div", { class: "stage" }, sentence(app), el("section", { id: "overview", "aria-label": t("overview") }),
         el("section", { id: "switches", "aria-label": t("switches") })),
-      el("h2", {}, t("sections")), ...sections),
+      el("h2", {}, t("sections")), mapOfThePage(app), ...sections),
     el("footer", {}, el("p", {}, t("footer"))));
+}
+
+/** Figure 1: a box opens its section and goes there. */
+function mapOfThePage(app) {
+  const go = (name) => {
+    openSection(app, name);
+    const place = document.getElementById(name);
+    place.scrollIntoView({ block: "start" });
+    place.querySelector("summary").focus({ preventScroll: true });
+  };
+  return el("nav", { id: "figure", "aria-label": app.t("figure") }, figure(app.t, data.config, go),
+    el("p", {}, app.t("figureText")));
 }
 
 function header(app) {

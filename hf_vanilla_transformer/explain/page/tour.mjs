@@ -1,8 +1,8 @@
-// Five steps through the page, which can be skipped at any time.
+// Steps through the page from the top to the bottom, which can be skipped at any time.
 import { el } from "./dom.mjs";
 
 // What is shown, and whether it is a section, which is opened.
-const STEPS = [["sentence"], ["overview"], ["encoder", true], ["switches"], ["beam", true]];
+const STEPS = [["sentence"], ["overview"], ["switches"], ["figure"], ["encoder", true], ["beam", true]];
 
 /** Draws the step that the state says, or nothing. */
 export function drawTour(app, openSection) {

@@ -2,8 +2,9 @@
 import { choice, controls, el, fixed, headings, scrolling, svg } from "./dom.mjs";
 import { divisor, path } from "./search.mjs";
 
-const WIDTH = 112, HEIGHT = 30, MARGIN = 6, GAP = 24;
-const LETTERS = 12;  // of a token
+const HEIGHT = 30, MARGIN = 6, GAP = 24;
+const WIDEST = 112, NARROWEST = 66;  // of columns
+const LETTER = 6.6;  // the mean width of one, in pixels
 const MOST_BEAMS = 10;
 const PACE = 700;  // milliseconds per step
 
@@ -49,40 +50,48 @@ function play(app, count) {
     step += 1;
     if (step >= count) app.stop();
     app.set({ step });
-    document.querySelector("#beam .scroll").scrollLeft = step * WIDTH;  // as far as it goes
+    const scroll = document.querySelector("#beam .scroll");
+    scroll.scrollLeft = scroll.scrollWidth;  // as far as it goes
   };
   app.timer = setInterval(next, PACE);
   next();
 }
 
+/** How wide a column may be for all steps to fit into the page, unless that leaves no room for a token. */
+function columnWidth(steps) {
+  const page = document.getElementById("beam").querySelector(".view").clientWidth;
+  return Math.max(NARROWEST, Math.min(WIDEST, Math.floor((page - 2 * MARGIN + GAP) / (steps + 1))));
+}
+
 function picture(app, steps, isComplete) {
+  const width = columnWidth(app.run.search.steps.length);
   const places = new Map(), edges = [], boxes = [], best = new Set(), { shown } = app.tokenizer.target;
   for (let one = isComplete ? app.run.search.found[0]?.node : null; one; one = one.parent) best.add(one);
   const kind = (node, state) => `${state}${best.has(node) ? " best" : ""}`;
   const draw = (node, column, row, text, state) => {
-    const x = MARGIN + column * WIDTH, y = MARGIN + row * HEIGHT;
+    const x = MARGIN + column * width, y = MARGIN + row * HEIGHT;
     places.set(node, [x, y]);
     boxes.push(svg("g", { class: `node ${kind(node, state)}` },
-      svg("title", {}, text), svg("rect", { x, y, width: WIDTH - GAP, height: HEIGHT - 6, rx: 4 }),
-      svg("text", { x: x + 5, y: y + 11 }, shortened(text)),
+      svg("title", {}, text), svg("rect", { x, y, width: width - GAP, height: HEIGHT - 6, rx: 4 }),
+      svg("text", { x: x + 5, y: y + 11 }, shortened(text, Math.floor((width - GAP - 8) / LETTER))),
       svg("text", { x: x + 5, y: y + 21, class: "score" }, fixed(node.total))));
   };
   draw(steps[0].nodes[0].parent, 0, 0, shown[app.state.plan.start], "kept");
   steps.forEach(({ nodes }, column) => nodes.forEach((node, row) => {
     draw(node, column + 1, row, shown[node.token], node.state);
     const [x, y] = places.get(node), [x0, y0] = places.get(node.parent), half = (HEIGHT - 6) / 2;
-    const from = `${x0 + WIDTH - GAP},${y0 + half}`, bends = `${x - GAP / 2},${y0 + half} ${x - GAP / 2},${y + half}`;
+    const from = `${x0 + width - GAP},${y0 + half}`, bends = `${x - GAP / 2},${y0 + half} ${x - GAP / 2},${y + half}`;
     edges.push(svg("path", { class: `edge ${kind(node, node.state)}`, d: `M${from} C${bends} ${x},${y + half}` }));
   }));
   const rows = Math.max(...steps.map(({ nodes }) => nodes.length));
-  const width = 2 * MARGIN + (steps.length + 1) * WIDTH - GAP, height = 2 * MARGIN + rows * HEIGHT;
-  const size = { width, height, viewBox: `0 0 ${width} ${height}` };
+  const whole = 2 * MARGIN + (steps.length + 1) * width - GAP, height = 2 * MARGIN + rows * HEIGHT;
+  const size = { width: whole, height, viewBox: `0 0 ${whole} ${height}` };
   return svg("svg", { ...size, role: "img", "aria-label": app.t("treeLabel") }, ...edges, ...boxes);
 }
 
-function shortened(text) {
+function shortened(text, most) {
   const letters = [...text];
-  return letters.length > LETTERS ? `${letters.slice(0, LETTERS - 1).join("")}…` : text;
+  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
 }
 
 /** The finished hypotheses after a step; the first is the translation at the end. */
