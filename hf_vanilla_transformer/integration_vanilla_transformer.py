@@ -347,17 +347,18 @@ class VanillaTransformerPipeline(Pipeline):
         return {}, options, {}
 
     def preprocess(self, text: str) -> dict[str, Tensor]:
-        """Returns the token ids of a text, (1, S), with their mask."""
-        return self.tokenizer(text, return_tensors="pt")
+        """Returns the token ids of a text, (1, S), with their mask, and whether there is any text, (1, 1)."""
+        return {**self.tokenizer(text, return_tensors="pt"), "is_text": torch.tensor([[bool(text.strip())]])}
 
     def _forward(self, inputs: dict[str, Tensor], **options: object) -> dict[str, Tensor]:
-        sequences = self.model.generate(**inputs, **options)
-        return {"sequences": sequences.unflatten(0, (len(inputs["input_ids"]), -1))}  # (B, hypotheses, T)
+        is_text = inputs.pop("is_text")
+        sequences = self.model.generate(**inputs, **options).unflatten(0, (len(is_text), -1))
+        return {"sequences": sequences, "is_text": is_text}  # (B, hypotheses, T), (B, 1)
 
     def postprocess(self, outputs: dict[str, Tensor]) -> list[dict[str, str]]:
         """Returns the texts of one source's hypotheses, (1, hypotheses, T)."""
         texts = (self.tokenizer.decode(ids, skip_special_tokens=True) for ids in outputs["sequences"][0])
-        return [{"translation_text": text} for text in texts]
+        return [{"translation_text": text if outputs["is_text"].item() else ""} for text in texts]
 
 
 __all__ = ["IntegratedModel"]

@@ -60,24 +60,16 @@ NOTEBOOKS = list((ROOT / "notebooks").glob("*.ipynb"))
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted([*MARKDOWN, *CODE, *NOTEBOOKS])}
 
 
-def english_of(path: Path) -> Iterator[tuple[int, str]]:
-    """The English of a file by lines: all of Markdown; comments and strings of Python, without {expressions}.
-
-    The cells of a notebook follow one another, as if they were one file.
-    """
+def parts_of(path: Path) -> list[tuple[str, bool]]:
+    """A file's text, or each cell's of a notebook, and whether it is Markdown."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".ipynb":
-        first = 0
-        for cell in json.loads(text)["cells"]:
-            source = "".join(cell["source"])
-            yield from ((first + number, line) for number, line in english_in(source, cell["cell_type"] == "markdown"))
-            first += len(source.splitlines())
-    else:
-        yield from english_in(text, path.suffix == ".md")
+        return [("".join(cell["source"]), cell["cell_type"] == "markdown") for cell in json.loads(text)["cells"]]
+    return [(text, path.suffix == ".md")]
 
 
 def english_in(text: str, is_markdown: bool) -> Iterator[tuple[int, str]]:
-    """The English of Markdown or of Python."""
+    """The English by lines: all of Markdown; comments and strings of Python, without {expressions}."""
     if is_markdown:
         yield from enumerate(text.splitlines(), start=1)
         return
@@ -91,7 +83,8 @@ def found_in(name: str, patterns: dict[re.Pattern[str], str]) -> list[str]:
     """What a file has of the patterns, a line each."""
     return [
         f"{name}:{number}: {match.group()!r}; write: {instead}"
-        for number, line in english_of(FILES[name])
+        for text, is_markdown in parts_of(FILES[name])
+        for number, line in english_in(text, is_markdown)
         for pattern, instead in patterns.items()
         for match in pattern.finditer(line)
     ]

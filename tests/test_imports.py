@@ -45,12 +45,17 @@ MAY_IMPORT = {
 EVERYWHERE = {"cli", "__init__", "__main__", "scripts", "benchmarks"}  # imported by none of the rooms
 # Commands import what they need inside of the function, and __init__ when it registers, so that `--help` is instant;
 # the backend of an extra imports it when it is used; what translates with that imports neither torch nor transformers.
-IMPORT_LATE = {*EVERYWHERE, "translation.ctranslate2", "translation.decoding", "translation.translator"}
-IMPORT_LATE |= {"translation.spelling"}
-IMPORT_LATE |= {"translation.ctranslate2_folder"}  # as well
-IMPORT_LATE |= {"translation.tokenizer_file", "training"}  # a wrong option is an error before what trains is imported
-IMPORT_LATE |= {"documents", "translation.spelling"}  # each form needs a library of its own
-IMPORT_LATE |= {"hub.facts"}  # a translation doesn't wait for sacrebleu
+IMPORT_LATE = {
+    *EVERYWHERE,
+    *("translation.ctranslate2", "translation.ctranslate2_folder", "translation.decoding", "translation.spelling"),
+    *("translation.tokenizer_file", "translation.translator"),
+    "training",  # a wrong option is an error before what trains is imported
+    "documents",  # each form needs a library of its own
+    "hub.facts",  # a translation doesn't wait for sacrebleu
+}
+
+
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class Import(NamedTuple):
@@ -82,15 +87,12 @@ def imports_of(module: str, path: Path, modules: set[str]) -> Iterator[Import]:
     """All imports of a file, `import_module("...")` of ours among them."""
     inner = [] if module == "__init__" else module.split(".")
     package = [PACKAGE, *(inner if path.name == "__init__.py" else inner[:-1])]
-
-    def visit(node: ast.AST, in_function: bool) -> Iterator[Import]:
-        for child in ast.iter_child_nodes(node):
-            for target, ours in _imported_by(child, package, modules):
-                yield Import(target, ours, in_function, getattr(child, "lineno", 0))
-            inside = in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from visit(child, inside)
-
-    yield from visit(ast.parse(path.read_text(encoding="utf-8")), False)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = (node for node in ast.walk(tree) if isinstance(node, FUNCTIONS))
+    in_functions = {inner for function in functions for inner in ast.walk(function)}
+    for node in ast.walk(tree):
+        for target, ours in _imported_by(node, package, modules):
+            yield Import(target, ours, node in in_functions, getattr(node, "lineno", 0))
 
 
 def _imported_by(node: ast.AST, package: list[str], modules: set[str]) -> Iterator[tuple[str, bool]]:

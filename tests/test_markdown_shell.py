@@ -27,7 +27,7 @@ from test_opennmt import checkpoint as opennmt_checkpoint
 
 # Why a block doesn't run -> how many there may be.
 REASONS = {
-    "network": 6,  # it downloads packages, data or models, or sends something
+    "network": 5,  # it downloads packages, data or models, or sends something
     "docker": 1,
     "machines": 3,  # several GPUs or machines
     "hours": 4,  # it measures, needs a GPU, or trains for a given time

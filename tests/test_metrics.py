@@ -23,14 +23,12 @@ HYPOTHESES = ["The cat sat on a mat.", "Es kostet 3,50 Euro, oder?", "", "a b c 
 REFERENCES = ["The cat sat on the mat.", "Es kostet 3,50 Euro!", "not empty", "A b c d", "Zwei Hunde laufen im Schnee."]
 
 
-def _command_line(tmp_path, *options, references=("references",)):
-    """What `sacrebleu` prints for the corpus: (name, score, signature, details)."""
-    for name, lines in (("hypotheses", HYPOTHESES), ("references", REFERENCES)):
-        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    command = [sys.executable, "-m", "sacrebleu", "-i", "hypotheses", "-w", "6", *options, *references]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    printed = json.loads(result.stdout)
-    return printed["name"], printed["score"], printed["signature"], printed.get("verbose_score", "")
+def sacrebleu_prints(folder, files, *arguments):
+    """What the command `sacrebleu` prints of files of lines."""
+    for name, lines in files.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    command = [sys.executable, "-m", "sacrebleu", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
 def measured(name, hypotheses, references, **options):
@@ -49,13 +47,18 @@ CHRF = ["--metrics", "chrf", "--chrf-word-order", "0", "--chrf-lowercase"]
         ("bleu", {"tokenize": "none"}, ["--tokenize", "none"]),
         ("bleu", {"tokenize": "zh", "lowercase": True}, ["--tokenize", "zh", "--lowercase"]),
         ("chrf", {"lowercase": True}, CHRF),
+        ("bleu", {}, ["more"]),
     ],
 )
 def test_scores_agree_with_sacrebleus_command_line(tmp_path, name, options, given):
-    score = measured(name, HYPOTHESES, REFERENCES, **options)
-    found, value, signature, details = _command_line(tmp_path, *given)
-    assert (score.name, score.signature, score.details) == (found, signature, details)
-    assert score.value == pytest.approx(value, abs=1e-6)
+    more = ["not empty either"] * len(REFERENCES)
+    references = list(zip(REFERENCES, more, strict=True)) if "more" in given else REFERENCES
+    score = measured(name, HYPOTHESES, references, **options)
+    files = {"hypotheses": HYPOTHESES, "references": REFERENCES, "more": more}
+    printed = json.loads(sacrebleu_prints(tmp_path, files, "-i", "hypotheses", "-w", "6", "references", *given))
+    assert (score.name, score.signature) == (printed["name"], printed["signature"])
+    assert score.details == printed.get("verbose_score", "")
+    assert score.value == pytest.approx(printed["score"], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -72,11 +75,9 @@ def test_comparisons_agree_with_sacrebleus_command_line(tmp_path, name, options)
         for every in (4, 3)
     ]
     systems.append([text.replace("number", "no") for text in references])
-    for file, lines in zip(("references", "a", "b", "c"), (references, *systems), strict=True):
-        (tmp_path / file).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    command = [sys.executable, "-m", "sacrebleu", "references", "-i", "a", "b", "c", "-m", "bleu", "chrf"]
-    command += ["--paired-bs", "--format", "text", *options]
-    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    files = dict(zip(("references", "a", "b", "c"), (references, *systems), strict=True))
+    compared = ("-m", "bleu", "chrf", "--paired-bs", "--format", "text")
+    printed = sacrebleu_prints(tmp_path, files, "references", "-i", "a", "b", "c", *compared, *options)
     names = ["bleu_compound_split", "bleu", "bleu_multi30k", "chrf"]  # each as if it were alone
     compared = paired_bootstrap(systems, references, names=names, tokenize="intl", lowercase=True)
     found = [[dict(zip(names, row, strict=True))[one] for one in (name, "chrf")] for row in compared]
@@ -231,13 +232,6 @@ def test_the_reference_with_the_fewest_errors_counts():
     assert with_white_space["exact_match"].value == 100
     assert measured("exact_match", ["a  b "], ["a b"]).value == 0
     assert measure(["ser"], [""], [""])["ser"].value == 0
-
-
-def test_several_references_are_sacrebleus(tmp_path):
-    score = corpus_bleu(HYPOTHESES, [[one, "not empty either"] for one in REFERENCES])
-    (tmp_path / "more").write_text("not empty either\n" * len(REFERENCES), encoding="utf-8")
-    with_more = _command_line(tmp_path, references=("references", "more"))
-    assert (score.signature, score.details) == with_more[2:]
 
 
 def test_several_references_of_a_source_and_the_first_ones_of_a_list():

@@ -25,18 +25,15 @@ LINK = re.compile(r"\[`([^`]+)`\]\(([^)#]+\.py)#L(\d+)\)")
 def definitions(source: str) -> dict[str, int]:
     """Where each class, function and variable of a module is defined; members as `Class.member`."""
     lines: dict[str, int] = {}
-
-    def visit(body: list[ast.stmt], prefix: str = "") -> None:
+    module = ast.parse(source)
+    classes = (node for node in module.body if isinstance(node, ast.ClassDef))
+    for prefix, body in [("", module.body), *((f"{one.name}.", one.body) for one in classes)]:
         for node in body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef):
-                lines[prefix + node.name] = node.lineno
-                if isinstance(node, ast.ClassDef):
-                    visit(node.body, f"{node.name}.")
-            elif isinstance(node, ast.Assign | ast.AnnAssign):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                lines.update({prefix + target.id: node.lineno for target in targets if isinstance(target, ast.Name)})
-
-    visit(ast.parse(source).body)
+            match node:
+                case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                    lines[prefix + name] = node.lineno
+                case ast.Assign(targets=targets):
+                    lines |= {prefix + one.id: node.lineno for one in targets if isinstance(one, ast.Name)}
     return lines
 
 

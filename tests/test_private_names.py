@@ -48,11 +48,7 @@ USED = [
     # Folders
     ("checkpoints/averaging.py", "_name_or_path", "may differ between checkpoints"),
     ("checkpoints/loading.py", "_attn_implementation", "a kernel that config.json names"),
-    (
-        "checkpoints/loading.py",
-        "_raise_exceptions_for_missing_entries",
-        "a folder without config.json has its own error",
-    ),
+    ("checkpoints/loading.py", "_raise_exceptions_for_missing_entries", "an own error without config.json"),
     ("hub/description.py", "_from_model_config", "is no setting of decoding"),
     ("interop/marian.py", "_from_model_config _name_or_path", "Marian's settings aren't added; the card's base model"),
     ("translation/attention.py", "_attn_implementation", "attention weights need the eager kernel"),
@@ -73,15 +69,11 @@ USED = [
     ("training/sharding.py", "_save", "FSDP's class would bring its own code"),
     ("training/sharding.py", "_keys_to_ignore_on_save", "weights that a checkpoint may lack"),
     ("training/trainer.py", "_load_optimizer_and_scheduler", "a resumed run's new options take effect"),
-    (
-        "training/trainer.py",
-        "_get_collator_with_removed_columns _remove_unused_columns",
-        "as the Trainer's own batches",
-    ),
+    ("training/trainer.py", "_get_collator_with_removed_columns _remove_unused_columns", "as the Trainer's batches"),
     ("training/preflight.py", "_prepare_inputs", "a batch on the device"),
     ("training/pushes.py", "_internal_call", "saving without a push"),
     ("training/run_folder.py", "_internal_call", "saving without a push"),
-    ("training/rdrop.py", "_compiled_call_impl", "a compiled model is refused"),
+    ("training/trainer.py", "_compiled_call_impl", "a compiled model is refused"),
     ("training/schedule.py", "_last_lr", "the rate that the scheduler tells"),
 ]
 # Of other libraries and Python itself, and strings that are no names.

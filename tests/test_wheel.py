@@ -2,7 +2,7 @@
 
 import email
 import importlib
-import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -34,34 +34,24 @@ def test_the_build_takes_the_package_as_it_is():
     assert (run.returncode, run.stdout) == (1, ""), run.stderr
 
 
-def test_files_of_the_wheel(tmp_path):
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    environment = os.environ | {"PIP_NO_INDEX": "1", "SOURCE_DATE_EPOCH": "1600000000"}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if not name.endswith("/")}
-        own = {name for name in names if ".dist-info/" not in name}
-        assert archive.read("hf_vanilla_transformer/LICENSE") == (ROOT / "LICENSE").read_bytes()
-    assert own == files_of_the_package()
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-
-
-def test_the_readme_of_a_build(tmp_path):
-    """Its links lead to the repository that pyproject.toml names."""
-    source = "https://example.org/us/it"
-    place = tmp_path / "source"
-    (place / "hf_vanilla_transformer").mkdir(parents=True)
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "hf_vanilla_transformer/__init__.py"):
-        (place / name).write_bytes((ROOT / name).read_bytes())
+def test_a_build_has_the_packages_files_and_a_readme_with_links_to_the_repository(tmp_path):
+    """Which pyproject.toml names."""
+    source, place = "https://example.org/us/it", tmp_path / "source"
+    shutil.copytree(PACKAGE, place / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, place)
     with (place / "pyproject.toml").open("a", encoding="utf-8") as settings:
         settings.write(f'\n[project.urls]\nSource = "{source}/"\n')
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=place, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        text = email.message_from_bytes(archive.read(name)).get_payload(decode=True).decode()
+        names = {name for name in archive.namelist() if not name.endswith("/")}
+        own = {name for name in names if ".dist-info/" not in name}
+        (metadata,) = (archive.read(name) for name in names if name.endswith(".dist-info/METADATA"))
+    assert own == files_of_the_package()
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    text = email.message_from_bytes(metadata).get_payload(decode=True).decode()
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "](docs/usage.md)" not in text
     assert f"]({source}/blob/HEAD/docs/usage.md)" in text

@@ -12,10 +12,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import CheckpointError, named
-from .completeness import SAFETENSORS, damage_of
+from .completeness import damage_of
 from .files import check_links, new_folder
 from .headers import read_json, tensors_in
-from .kinds import CONFIG, REPORT_FILES, SETTINGS_FILES, TOKENIZER, VOCABULARY_FILES
+from .kinds import CONFIG, REPORT_FILES, SAFETENSORS, SETTINGS_FILES, TOKENIZER, VOCABULARY_FILES
 from .loading import load_model
 
 # Fields of config.json that may differ: they only matter in training, or say how and where the model was saved. With
@@ -36,13 +36,11 @@ def average_checkpoints(
     Sums are float32 (float64 for float64 weights): the error of the mean of n weights of magnitude up to m is at most
     n m 2^-24, or 3e-7 for five weights of magnitude 1. The mean has the dtype of the checkpoints, and ties the same
     weights. Configuration, generation configuration, tokenizer and code are the last checkpoint's. Memory: one model in
-    float32. The output appears when it is complete.
+    float32.
 
-    Args:
-        checkpoints: Folders that the Trainer or `save_pretrained` wrote, weights in safetensors, one file or sharded.
-        output: The folder to write; if it is a symbolic link, the folder that it refers to.
-        overwrite: Whether an existing model may be replaced.
-        trust_remote_code: Whether code that comes with the last checkpoint may run, to check its weights.
+    Checkpoints are folders that the Trainer or `save_pretrained` wrote, with weights in safetensors. The output, or
+    what it is a link to, appears when it is complete. Where the last checkpoint has a model of its own code, that runs
+    to check the weights.
 
     Raises:
         CheckpointError: A checkpoint is damaged, given twice or unlike the first; weights are not those of the
@@ -51,8 +49,8 @@ def average_checkpoints(
         OSError: The output can't be written; an old one is as it was.
     """
     output = Path(os.path.realpath(output))
-    _check_output(output, overwrite, checkpoints)
     _check_complete(checkpoints)
+    _check_output(output, overwrite, checkpoints)
     if output in (checkpoint.resolve() for checkpoint in checkpoints):
         raise CheckpointError(f"{output} is one of the checkpoints; choose another output")
     for checkpoint in checkpoints[1:]:
@@ -77,7 +75,7 @@ def _check_output(output: Path, overwrite: bool, checkpoints: Sequence[Path]) ->
         raise CheckpointError(f"{output} exists; choose another output, or ask to overwrite it")
     # A run's folder is a saved model too, but it contains checkpoints, and these contain a training's state.
     known = {*CARRIED_FILES, SAFETENSORS, f"{SAFETENSORS}.index.json", *REPORT_FILES} - {"*.py"}
-    known |= {file.name for file in _files(checkpoints[-1], ["*.py"])} if checkpoints else set()
+    known |= {file.name for file in _files(checkpoints[-1], ["*.py"])}
     entries = [*output.iterdir()] if output.is_dir() else [output]
     others = sorted(entry.name for entry in entries if entry.is_dir() or not any(map(entry.match, known)))
     if others or (entries and not (output / CONFIG).is_file()):

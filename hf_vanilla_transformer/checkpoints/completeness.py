@@ -26,7 +26,6 @@ OPTIMIZER_OF_FSDP = "optimizer.bin"
 SCHEDULER = "scheduler.pt"
 SCALER = "scaler.pt"
 RANDOM_STATES = "rng_state*.pth"
-SAFETENSORS = "model*.safetensors"  # in one file or sharded
 # Files of torch.save that resuming reads; nothing reads training_args.bin again.
 SAVED_BY_TORCH = (OPTIMIZER, OPTIMIZER_OF_FSDP, SCHEDULER, SCALER, RANDOM_STATES)
 OPTIONAL_JSON = (GENERATION_CONFIG, TOKENIZER, *TOKENIZER_SETTINGS)  # a model may lack them, but not config.json

@@ -25,7 +25,11 @@ VOCABULARY_FILES = (
 )
 # What `from_pretrained` reads beside weights and code.
 SETTINGS_FILES = (CONFIG, GENERATION_CONFIG, *TOKENIZER_SETTINGS, *VOCABULARY_FILES)
-REPORT_FILES = ("README.md", "model_card.json", "scores.json", "*.translations.txt")  # of a run
+SAFETENSORS = "model*.safetensors"  # in one file or sharded
+PYTORCH_WEIGHTS = "pytorch_model*.bin"  # pickles, which transformers loads where there is no safetensors
+CARD, SCORES = "README.md", "scores.json"
+FACTS = "model_card.json"  # the facts of a card, beside it; `vanilla-transformer card` makes a new card from them
+REPORT_FILES = (CARD, FACTS, SCORES, "*.translations.txt")  # of a run
 
 
 class Kind(StrEnum):

@@ -89,19 +89,11 @@ def load_model(
 ) -> PreTrainedModel:
     """Loads a sequence-to-sequence model, and refuses one whose weights don't fit its configuration.
 
-    `from_pretrained` fills in missing tensors with random numbers and ignores unknown ones.
+    `from_pretrained` fills in missing tensors with random numbers and ignores unknown ones. `name` is a folder that
+    `save_pretrained` wrote, or a name on the Hub. `fields` of the configuration, such as `dropout`, take the place of
+    the checkpoint's. The model is on the CPU in evaluation mode.
 
-    Args:
-        name: A folder that `save_pretrained` wrote, or a name on the Hub.
-        dtype: Type of the weights; "auto": as they were saved.
-        fields: Fields of the configuration that take the place of the checkpoint's, `dropout` for instance.
-        **where: Whether its code may run, and where on the Hub it is.
-
-    Returns:
-        The model, on the CPU in evaluation mode.
-
-    Raises:
-        CheckpointError: It can't be loaded, or tensors are missing, unknown, of another shape or not finite.
+    `CheckpointError`: it can't be loaded, or tensors are missing, unknown, of another shape or not finite.
     """
     with _plain_errors(name, where), _passing_bars():
         folder = _checked_folder(name, where)

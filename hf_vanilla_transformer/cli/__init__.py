@@ -34,13 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line, by default with this process's arguments, and returns its exit code."""
     debug = False
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed; a file that is opened next would have its number
+        if (stream := getattr(sys, name)) is None:  # closed; a file that is opened next would have its number
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     logging.basicConfig(format=f"{PROGRAM}: warning: %(message)s")
     try:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
         arguments = _parser().parse_args(argv)
         debug = arguments.debug
         arguments.run(arguments)
@@ -152,14 +151,14 @@ def _parser() -> _Parser:
     parser = _Parser(prog=PROGRAM, description='The Transformer of "Attention Is All You Need".', allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     parser.set_defaults(debug=False)
-    add_options(parser, "--debug")
+    add_options(parser, "debug")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     for name, add in COMMANDS.items():
         summary = (add.__doc__ or "").splitlines()[0]
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         command.set_defaults(parser=command)
         add(command)
-        add_options(command, "--debug")
+        add_options(command, "debug")
     return parser
 
 

@@ -1,7 +1,6 @@
 """`vanilla-transformer average`."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from .arguments import add, positive
@@ -20,9 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     newest = f"average RUN's N newest complete checkpoints (default: {LAST})"
     parser.add_argument("--last", type=positive, metavar="N", help=newest)
     output = "folder to write (default: averaged-N next to the checkpoints)"
-    add(parser, "--output", required=False, type=Path, help=output)
-    add(parser, "--overwrite", help="replace an existing model in the output folder")
-    add(parser, "--trust-remote-code", help="run code that comes with the last checkpoint, to check it")
+    add(parser, "output", required=False, type=Path, help=output)
+    add(parser, "overwrite", help="replace an existing model in the output folder")
+    add(parser, "trust_remote_code", help="run code that comes with the last checkpoint, to check it")
     parser.set_defaults(run=_average)
 
 
@@ -31,39 +30,23 @@ def _average(arguments: argparse.Namespace) -> None:
         raise UsageError("--last is for RUN's checkpoints, and --checkpoints names others; give one of the two")
     if arguments.run_folder and not arguments.run_folder.is_dir():
         raise UsageError(f"{arguments.run_folder} is not a folder; RUN must be the output folder of a training")
-    output = arguments.output or _output(arguments)
+    last, checkpoints = arguments.last or LAST, arguments.checkpoints
+    parents = {one.parent for one in checkpoints} if checkpoints else {arguments.run_folder}
+    if arguments.output is None and len(parents) > 1:
+        raise UsageError("the checkpoints are in different folders; give the folder of the average with --output")
 
     from transformers.utils import logging
 
     from ..checkpoints.averaging import average_checkpoints
-    from ..checkpoints.completeness import last_complete_checkpoints
+    from ..checkpoints.completeness import last_complete_checkpoints, step_of
 
     logging.disable_progress_bar()
-    checkpoints = arguments.checkpoints or last_complete_checkpoints(
-        arguments.run_folder, arguments.last or LAST, to_resume=False
-    )
+    checkpoints = checkpoints or last_complete_checkpoints(arguments.run_folder, last, to_resume=False)
     logging.set_verbosity_error()  # warnings of skipped checkpoints have been shown; the rest is in the error
+    output = arguments.output or parents.pop() / f"averaged-{len(checkpoints)}"
     average_checkpoints(
         checkpoints, output, overwrite=arguments.overwrite, trust_remote_code=arguments.trust_remote_code
     )
-    show(f"averaged {_named(checkpoints)} into {output}")
-
-
-def _output(arguments: argparse.Namespace) -> Path:
-    """Returns the folder of the average where none is given."""
-    if arguments.run_folder:
-        return Path(arguments.run_folder / f"averaged-{arguments.last or LAST}")
-    parents = {checkpoint.parent for checkpoint in arguments.checkpoints}
-    if len(parents) > 1:
-        raise UsageError("the checkpoints are in different folders; give the folder of the average with --output")
-    return Path(parents.pop() / f"averaged-{len(arguments.checkpoints)}")
-
-
-def _named(checkpoints: Sequence[Path]) -> str:
-    """Describes what was averaged: by steps if all are a Trainer's checkpoints, by folders otherwise."""
-    from ..checkpoints.completeness import step_of
-
-    steps = [step_of(checkpoint) for checkpoint in checkpoints]
-    end = "s" if len(checkpoints) > 1 else ""
-    named = ", ".join(map(str, checkpoints if None in steps else steps))
-    return f"{len(checkpoints)} checkpoint{end} ({'' if None in steps else f'step{end} '}{named})"
+    end, steps = "s" if checkpoints[1:] else "", [step_of(one) for one in checkpoints]
+    named = ", ".join(map(str, checkpoints)) if None in steps else f"step{end} {', '.join(map(str, steps))}"
+    show(f"averaged {len(checkpoints)} checkpoint{end} ({named}) into {output}")

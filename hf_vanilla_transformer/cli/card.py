@@ -3,8 +3,9 @@
 import argparse
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from .arguments import add
 from .output import UsageError, show
 
 if TYPE_CHECKING:
@@ -29,12 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for side, what in (("source", "from, such as en"), ("target", "to, such as de")):
         text = f"code of the language it translates {what}"
         parser.add_argument(f"--{side}-lang", dest=f"{side}_language", metavar="CODE", help=text)
-    for name, options, metavar, text in (
-        ("languages", ["--language"], "CODE", "its languages, if it has more than two or no direction"),
-        ("datasets", ["--dataset", "--dataset-name"], "NAME", "data sets on the Hub that it was trained on"),
-    ):
-        parser.add_argument(*options, dest=name, nargs="+", action="extend", default=[], metavar=metavar, help=text)
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing card")
+    several: Any = {"nargs": "+", "action": "extend", "default": []}
+    text = "its languages, if it has more than two or no direction"
+    parser.add_argument("--language", dest="languages", metavar="CODE", help=text, **several)
+    text = "data sets on the Hub that it was trained on"
+    parser.add_argument("--dataset", "--dataset-name", dest="datasets", metavar="NAME", help=text, **several)
+    add(parser, "overwrite", help="replace an existing card")
     parser.set_defaults(run=_card)
 
 
@@ -44,7 +45,8 @@ def _card(arguments: argparse.Namespace) -> None:
         raise UsageError(f"{folder} is not a folder; DIR must be that of a saved model")
 
     from ..checkpoints.code import other_code
-    from ..hub.facts import CARD, is_repository, local_name, read_facts
+    from ..checkpoints.kinds import CARD
+    from ..hub.facts import is_repository, local_name, read_facts
     from ..hub.model_card import save_card
 
     if arguments.name is not None and not is_repository(arguments.name):
@@ -54,11 +56,8 @@ def _card(arguments: argparse.Namespace) -> None:
     facts, note = read_facts(folder)
     if not is_repository(facts.name):
         facts = replace(facts, name=local_name(folder))
-    facts = _completed(facts, arguments)
-    save_card(folder, facts)
-    show(f"wrote {folder / CARD}")
-    for line in filter(None, (note, other_code(folder).note(folder), *_missing(facts))):
-        show(f"note: {line}")
+    save_card(folder, facts := _completed(facts, arguments))
+    show(f"wrote {folder / CARD}", filter(None, (note, other_code(folder).note(folder), *_missing(facts))))
 
 
 def _completed(facts: "RunFacts", arguments: argparse.Namespace) -> "RunFacts":

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from ..interop import SYSTEMS
+from ..interop import ON_HUB, SYSTEMS
 from .arguments import add
 from .models import loading, set_up_transformers
 from .output import UsageError, check_output_folder, show
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     source = "the model's file or folder, or the name on the Hub of a model of Marian or in CTranslate2's format"
     parser.add_argument("source", metavar="SOURCE", help=source)
-    add(parser, "--output")
+    add(parser, "output")
     system = "the system that SOURCE comes from (default: recognised)"
     parser.add_argument("--from", dest="system", choices=list(SYSTEMS), help=system)
     layout = "layout of a state dict: your file, or the name of one of the package's"
@@ -48,7 +48,7 @@ def _convert(arguments: argparse.Namespace) -> None:
 
     check_output_folder(arguments.output)
     is_local = Path(arguments.source).exists()
-    if not is_local and (arguments.system not in (None, "marian", "ctranslate2") or arguments.mapping):
+    if not is_local and (arguments.system not in (None, *ON_HUB) or arguments.mapping):
         raise UsageError(f"there is no file or folder {arguments.source}")
     is_local = is_local or not check_model_on_hub(arguments.source)
     with loading():
@@ -63,7 +63,7 @@ def _convert(arguments: argparse.Namespace) -> None:
         with_tokenizer=not arguments.no_tokenizer,
         revision=arguments.revision,
         vocab=tuple(arguments.vocab),
-        local_files_only=is_local,
         check=arguments.check,
+        local_files_only=is_local,
     )
     show(f"converted {arguments.source} into {arguments.output}", notes)

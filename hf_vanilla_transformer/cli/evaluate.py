@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from .. import __version__
 from ..checkpoints.files import write_text
 from ..errors import first_line
-from .arguments import LANGUAGE_OPTIONS, NUMBER, add, add_decoding
+from .arguments import LANGUAGES, NUMBER, add, add_decoding
 from .lines import read_parallel
 from .models import call_options, check_ensemble, decoding_errors, load_translator
-from .output import Progress, UsageError, check_output, say_written, show, table, warn_of_line
+from .output import UsageError, check_output, progress_bar, say_written, show, table, warn_of_line
 
 if TYPE_CHECKING:
     from ..metrics import Comparison, Edits
@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "decoding alone, from text to text. Perplexity leaves out pairs with a side longer than --max-source-tokens; a "
         "warning names them. Files are written when all models are evaluated, each completely or not at all."
     )
-    add(parser, "--model", nargs="+", help="saved models' folders, or names on the Hub; one row each")
-    add(parser, "--ensemble")
+    add(parser, "model", nargs="+", help="saved models' folders, or names on the Hub; one row each")
+    add(parser, "ensemble")
     source = "sentences, one per line, compressed or not; or a table (.tsv, .csv, .jsonl, .parquet) with both sides"
     parser.add_argument("--source", required=True, metavar="FILE", help=source)
     reference = "their reference translations, line by line; of several files, a line of a later one may be empty"
@@ -56,35 +56,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", help="write the translations there, one per line")
     wrong = "write the wrong lines to this .tsv or .jsonl, and print which symbols (or words) are confused most often"
     parser.add_argument("--errors", metavar="FILE", help=wrong)
-    add(parser, "--overwrite", *LANGUAGE_OPTIONS)
+    add(parser, "overwrite", *LANGUAGES)
     add_decoding(parser)
     parser.set_defaults(run=_evaluate)
 
 
 def _add_metric_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--metrics",
-        nargs="+",
-        type=_measure,
-        default=[],
-        metavar="NAME",
-        help="of bleu, bleu_multi30k, bleu_compound_split, chrf, exact_match, wer, ser, cer (default: bleu and chrf; "
-        "with a tokenizer of words or characters, exact_match and ser). bleu_multi30k: lower-cased, split at white "
-        "space only, for tokenised text; bleu_compound_split: the paper's, with compounds split at hyphens; wer: the "
-        "rest of exact_match; ser, cer: errors per symbol, per character",
+    measures = (
+        "of bleu, bleu_multi30k, bleu_compound_split, chrf, exact_match, wer, ser, cer (default: bleu and chrf; with a "
+        "tokenizer of words or characters, exact_match and ser). bleu_multi30k: lower-cased, split at white space "
+        "only, for tokenised text; bleu_compound_split: the paper's, with compounds split at hyphens; wer: the rest of "
+        "exact_match; ser, cer: errors per symbol, per character"
     )
+    parser.add_argument("--metrics", nargs="+", type=_measure, default=[], metavar="NAME", help=measures)
     best = "measure as well how often one of the best 1, 3, 5 ... N is right"
     more = "lists that lack different ones are searched with more beams"
-    parser.add_argument("--n-best", **NUMBER, help=f"{best} ({more})")
+    parser.add_argument("--n-best", **NUMBER, help=f"{best} ({more})")  # type: ignore[arg-type]
     words = "tokeniser of bleu and bleu_compound_split: 13a (default), intl, none (for tokenised text), zh, char ..."
     parser.add_argument("--tokenize", default="13a", metavar="NAME", help=words)
     parser.add_argument("--lowercase", action="store_true", help="case-insensitive bleu and chrf")
-    parser.add_argument(
-        "--significance",
-        action="store_true",
-        help="compare each row's measures with those of the first row: sacreBLEU's paired bootstrap "
-        "resampling, 1,000 resamples (Koehn 2004)",
-    )
+    paired = "compare each row with the first: sacreBLEU's paired bootstrap resampling, 1,000 resamples (Koehn 2004)"
+    parser.add_argument("--significance", action="store_true", help=paired)
 
 
 def _measure(text: str) -> str:
@@ -102,10 +94,15 @@ class _Row:
     name: str
     models: list[str]
     result: "EvaluationResult"
-    likelihood: "Likelihood"
     seconds: dict[str, float]  # of loading, scoring and decoding
     decoding: dict[str, object]  # how, and by what
     comparisons: "list[Comparison]" = field(default_factory=list)  # with the first row
+
+    @property
+    def likelihood(self) -> "Likelihood":
+        """How probable the references are."""
+        assert self.result.likelihood is not None  # as it is asked for
+        return self.result.likelihood
 
     @property
     def speeds(self) -> dict[str, float]:
@@ -116,9 +113,8 @@ class _Row:
 
 def _evaluate(arguments: argparse.Namespace) -> None:
     check_ensemble(arguments.model, arguments)
-    _check_models(arguments)
+    _check(arguments)
     sources, references = _read(arguments)
-    _check_outputs(arguments)
     _check_measures(arguments, len(sources))
 
     rows: list[_Row] = []
@@ -136,7 +132,8 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     say_written(arguments.output, arguments.errors, arguments.json)
 
 
-def _check_models(arguments: argparse.Namespace) -> None:
+def _check(arguments: argparse.Namespace) -> None:
+    """Checks, before any work is done, which options go together, and that the output files can be written."""
     is_one = arguments.ensemble or len(arguments.model) == 1
     for option, name in (("--output", arguments.output), ("--errors", arguments.errors)):
         if name and not is_one:
@@ -145,6 +142,13 @@ def _check_models(arguments: argparse.Namespace) -> None:
         raise UsageError("--n-best is for one model; leave --ensemble out")
     if arguments.significance and is_one:
         raise UsageError("--significance compares models; give --model A B")
+    if arguments.errors and Path(arguments.errors).suffix not in (".tsv", ".jsonl"):
+        raise UsageError(f"--errors {arguments.errors} is no table; give a name that ends in .tsv or .jsonl")
+    taken = [arguments.source, *arguments.reference]
+    for name in ("json", "output", "errors"):
+        if (file := getattr(arguments, name)) is not None:
+            check_output(f"--{name}", file, arguments.overwrite, taken)
+            taken.append(file)
 
 
 def _read(arguments: argparse.Namespace) -> tuple[list[str], list[list[str]]]:
@@ -168,18 +172,6 @@ def _read(arguments: argparse.Namespace) -> tuple[list[str], list[list[str]]]:
     return read[0][0], [[first, *filter(None, others)] for first, *others in rows]
 
 
-def _check_outputs(arguments: argparse.Namespace) -> None:
-    """Checks, before any work is done, that the output files can be written."""
-    taken = [arguments.source, *arguments.reference]
-    if arguments.errors and Path(arguments.errors).suffix not in (".tsv", ".jsonl"):
-        raise UsageError(f"--errors {arguments.errors} is no table; give a name that ends in .tsv or .jsonl")
-    outputs = {"--json": arguments.json, "--output": arguments.output, "--errors": arguments.errors}
-    for option, name in outputs.items():
-        if name is not None:
-            check_output(option, name, arguments.overwrite, taken)
-            taken.append(name)
-
-
 def _check_measures(arguments: argparse.Namespace, count: int) -> None:
     """Checks, before a model is loaded, that the measures are available."""
     from ..metrics import check_resampling, measure
@@ -193,6 +185,7 @@ def _check_measures(arguments: argparse.Namespace, count: int) -> None:
 
 
 # ---- Models ----
+@decoding_errors()
 def _row(
     arguments: argparse.Namespace,
     names: list[str],
@@ -206,10 +199,12 @@ def _row(
     loading = time.perf_counter() - begun
     from ..translation.evaluation import evaluate  # an exported model may be where it can't be imported
 
-    options = call_options(arguments, translator)
-    has_bars = sys.stderr.isatty()  # they are `evaluate`'s
-    with decoding_errors(), Progress(len(sources), "sentences", hidden=has_bars) as progress:
-        call = translator.call(options)
+    call = translator.call(options := call_options(arguments, translator))
+
+    def warn(index: int, consequence: str) -> None:
+        warn_of_line(f"line {index + 1}", call.limit, consequence)
+
+    with progress_bar(len(sources), "sentences", hidden=sys.stderr.isatty()) as tell:  # there are `evaluate`'s bars
         result = evaluate(
             translator,
             sources,
@@ -218,18 +213,12 @@ def _row(
             tokenize=arguments.tokenize,
             lowercase=arguments.lowercase,
             n_best=arguments.n_best,
-            progress=progress.update,
-            on_omission=lambda index: _warn(index, call.limit, "it is left out of the perplexity"),
-            on_division=lambda index, count: _warn(index, call.limit, f"it is translated in {count} pieces"),
+            progress=tell,
+            on_omission=lambda index: warn(index, "it is left out of the perplexity"),
+            on_division=lambda index, count: warn(index, f"it is translated in {count} pieces"),
             **options,
         )
-    assert result.likelihood is not None  # as perplexity is asked for
-    seconds = {"loading": loading, **result.seconds}
-    return _Row(" + ".join(names), names, result, result.likelihood, seconds, _settings(call))
-
-
-def _warn(index: int, limit: int, consequence: str) -> None:
-    warn_of_line(f"line {index + 1}", limit, consequence)
+    return _Row(" + ".join(names), names, result, {"loading": loading, **result.seconds}, _settings(call))
 
 
 def _settings(call: "Call") -> dict[str, object]:
@@ -249,15 +238,15 @@ def _settings(call: "Call") -> dict[str, object]:
     }
 
 
+@decoding_errors()
 def _compare(rows: list[_Row], sources: list[str], references: list[list[str]]) -> None:
     """Tests whether each row but the first differs from the first by more than chance."""
     from ..metrics import paired_bootstrap
 
     measures = rows[0].result.measures
-    places, kept = measures.lines(sources, references)
+    places, kept = measures.lines(sources, references)  # of words and characters, equal sources are one
     systems = [[row.result.translations[place] for place in places] for row in rows]
-    with decoding_errors():  # of words and characters, equal sources are one
-        comparisons = paired_bootstrap(systems, kept, names=measures.names, **measures.how)
+    comparisons = paired_bootstrap(systems, kept, names=measures.names, **measures.how)
     for row, own in zip(rows[1:], comparisons, strict=True):
         row.comparisons = own
 

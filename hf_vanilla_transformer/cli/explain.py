@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .arguments import add
-from .models import check_model_name, loading, set_up_transformers
+from .models import load_model
 from .output import check_output, check_output_folder, say_written, show
 
 PAGE = ".html"
@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "The page contains the model and computes it: it needs no server, loads nothing and opens from a file. A "
         "folder is a static Space for the Hub."
     )
-    add(parser, "--model", "--trust-remote-code", "--overwrite")
-    add(parser, "--output", metavar="PAGE.html|DIR", help="the page, or a new folder with the page and a card")
+    add(parser, "model", "trust_remote_code", "overwrite")
+    add(parser, "output", metavar="PAGE.html|DIR", help="the page, or a new folder with the page and a card")
     sentences = "sentences to choose from; the page begins with the first (default: those of the model's card)"
     parser.add_argument("--example", nargs="+", action="extend", default=[], metavar="TEXT", help=sentences)
     title = "the page's title (default: that of the model's card, or --model)"
@@ -38,24 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _explain(arguments: argparse.Namespace) -> None:
     from ..checkpoints.files import write_text
 
-    model, output = arguments.model, arguments.output
-    is_page = output.lower().endswith(PAGE)
+    output, is_page = arguments.output, arguments.output.lower().endswith(PAGE)
     if is_page:
         check_output("--output", output, arguments.overwrite)
     else:
         check_output_folder(output, f"; a page's name ends with {PAGE}")
-    check_model_name(model)
-    said, samples = _of_card(Path(model))
-    title = arguments.title or said or Path(model).name
-    with loading():
-        set_up_transformers()
-        from ..explain.page import model_page
-        from ..explain.space import write_space
-        from ..translation.opening import load_to_translate
+    said, samples = _of_card(folder := Path(arguments.model))
+    title = arguments.title or said or folder.absolute().name
+    tokenizer, model = load_model(arguments)
+    from ..explain.page import model_page
+    from ..explain.space import write_space
 
-    tokenizer, loaded = load_to_translate(model, "cpu", trust_remote_code=arguments.trust_remote_code)
     how = {"quantization": arguments.quantization, "language": arguments.language}
-    page = model_page(loaded, tokenizer, title, arguments.example or samples, **how)
+    page = model_page(model, tokenizer, title, arguments.example or samples, **how)
     if is_page:
         write_text(output, page)
         say_written(output)

@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .models import OF_CALLS, call_options, decoding_errors, load_translator, on_every_node, opening
-from .output import Progress, RunError, UsageError, check_output, warn
+from .arguments import BACKEND, LANGUAGES, SEARCH, TEXTS
+from .models import call_options, decoding_errors, load_translator, on_every_node, opening
+from .output import RunError, UsageError, check_output, progress_bar, warn
 
 if TYPE_CHECKING:
     from ..documents.files import FileJob
 
-RECORDED = (  # options that change translations
-    *("column", "format", "backend", "compute_type", "dtype", *OF_CALLS),
-    *("num_beams", "length_penalty", "early_stopping", "coverage_penalty", "max_new_tokens"),
-)
+# Options that change translations.
+RECORDED = ("column", "format", "dtype", "num_beams", "split_sentences", *LANGUAGES, *SEARCH, *TEXTS, *BACKEND)
 
 
 def is_meant(arguments: argparse.Namespace) -> bool:
@@ -34,16 +33,16 @@ def translate(arguments: argparse.Namespace) -> None:
     from ..data.formats import HTML, SUBTITLES
     from ..documents.document import open_document
 
-    if arguments.output is None:
-        raise UsageError("tables, documents and several files need a place for the translations; give --output")
     if arguments.choose_by or arguments.choose_by_measure:
         raise UsageError("--choose-by is for the lines of one text file; give one by --input, or leave it out")
+    if arguments.output is None:
+        raise UsageError("tables, documents and several files need a place for the translations; give --output")
     if arguments.json:
         raise UsageError("--json is for lines; leave it out (a table keeps its columns, and gets its translations)")
     if arguments.actors and not arguments.ray:
         raise UsageError("--actors is for --ray; leave it out")
     found = _jobs(arguments)
-    complete = set() if arguments.overwrite else {job for job in found if job.output.exists()}
+    complete = {job for job in found if job.output.exists() and not arguments.overwrite}
     if others := [problem for job in found if job in complete and (problem := job.problem())]:
         more = f" (and {len(others) - 1:,} more)" if others[1:] else ""
         raise UsageError(f"{others[0]}{more}; give --overwrite to translate all files again, or another --output")
@@ -53,8 +52,8 @@ def translate(arguments: argparse.Namespace) -> None:
     print(f"{len(complete)} of {len(found)} files are translated already", file=sys.stderr)
     problems, done = sum(_problem(job) for job in found if job in complete), 0  # of an earlier run
     total = sum(job.source.stat().st_size for job in left)
-    with Progress(total, "B", unit_scale=True) as progress:
-        for job, damage in _outcomes(arguments, left, progress.update) if left else ():
+    with progress_bar(total, "B", unit_scale=True) as tell:
+        for job, damage in _outcomes(arguments, left, tell) if left else ():
             problems += _problem(job, damage)
             done += not damage
     print(f"{done} files are translated now, {len(complete)} were before", file=sys.stderr)
@@ -105,11 +104,10 @@ def _outcomes(
     from ..serving import ray as ray_files  # its error says how Ray is installed
 
     names = [on_every_node(name) for name in arguments.model]
-    model, actors, cpus = names if names[1:] else names[0], (1, arguments.actors or 1), arguments.threads or 1
-    how = {"threads": 1, **opening(arguments)}
+    how = {"options": options, "opening": {"threads": 1, **opening(arguments)}}
     with ray_files.connected(arguments.ray):
         for job, problem in ray_files.translate_files(
-            jobs, model, actors=actors, cpus=cpus, options=options, opening=how
+            jobs, names if names[1:] else names[0], actors=arguments.actors or 1, cpus=arguments.threads or 1, **how
         ):
             tell(job.source.stat().st_size)
             yield job, problem

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import first_line, is_out_of_memory
-from .arguments import LANGUAGES
+from .arguments import BACKEND, BATCHES, LANGUAGES, LOADING, SEARCH, TEXTS, given
 from .output import UsageError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from ..translation.backend import Backend
     from ..translation.translator import Translator
 
@@ -83,10 +85,18 @@ def load_translator(model: str | Sequence[str], arguments: argparse.Namespace) -
         return translator
 
 
+def load_model(arguments: argparse.Namespace) -> "tuple[PreTrainedTokenizerBase, PreTrainedModel]":
+    """Loads the model of a command, by its folder or name on the Hub, on the CPU, with its tokenizer."""
+    check_model_name(arguments.model)
+    with loading():
+        set_up_transformers()
+        from ..translation.opening import load_to_translate
+    return load_to_translate(arguments.model, "cpu", trust_remote_code=arguments.trust_remote_code)
+
+
 def opening(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the options of `Translator` that a command has, and that are given."""
-    names = ("device", "compute_type", "threads", "backend", "dtype", "trust_remote_code", "warm_up", "tokenizer")
-    return {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
+    return given(arguments, *LOADING, *BACKEND, "warm_up")
 
 
 def on_every_node(model: str) -> str:
@@ -95,47 +105,36 @@ def on_every_node(model: str) -> str:
 
 
 # ---- Decoding ----
-# What a call of the translator takes as it is given, beside the sizes of its batches.
-OF_CALLS = ("max_source_tokens", "split_sentences", "unknown", "unknown_target", *LANGUAGES)
-
-
 def call_options(arguments: argparse.Namespace, translator: "Translator") -> dict[str, Any]:
-    """Returns the options for calls of the translator."""
-    given = {name: getattr(arguments, name, None) for name in ("batch_size", "batch_tokens", *OF_CALLS)}
-    return given | decoding_options(arguments, translator.decodes_with)
+    """Returns the options for calls of the translator. The model's generation config has the values of all others."""
+    options = given(arguments, *LANGUAGES, *TEXTS, *BATCHES, "split_sentences")
+    return options | _search_options(arguments, translator.decodes_with)
 
 
-def decoding_options(arguments: argparse.Namespace, backend: "Backend") -> dict[str, Any]:
-    """Returns the keyword arguments for `generate()`. The model's generation config has the values of all others."""
+def _search_options(arguments: argparse.Namespace, backend: "Backend") -> dict[str, Any]:
     from ..plan_vanilla_transformer import Plan
 
-    ends = {"true": True, "false": False}.get(arguments.early_stopping, arguments.early_stopping)
-    given = {
-        "num_beams": arguments.num_beams,
-        "max_new_tokens": arguments.max_new_tokens,
-        "early_stopping": ends,
-        "gnmt_length_penalty": arguments.length_penalty,
-        "coverage_penalty": arguments.coverage_penalty,
-    }
-    options = {name: value for name, value in given.items() if value is not None}
+    options = given(arguments, "num_beams", *SEARCH)
+    alone = Plan.of(given(arguments, "num_beams"), backend.generation_config).num_beams == 1
     for name in ("length_penalty", "coverage_penalty", "early_stopping"):
         option = "--" + name.replace("_", "-")
-        if getattr(arguments, name) is None:
-            continue
-        if Plan.of(options, backend.generation_config).num_beams == 1:
+        if alone and name in options:
             raise UsageError(f"{option} only applies to beam search; leave it out, or give --num-beams 2 or more")
-        if name != "early_stopping" and not backend.is_own:
+        if name in options and name != "early_stopping" and not backend.is_own:
             raise UsageError(f"{option} needs a model of this package; other models have no such option")
-    if arguments.num_beams == 1:
+    if "early_stopping" in options:
+        options["early_stopping"] = {"true": True, "false": False, "never": "never"}[options["early_stopping"]]
+    if options.get("num_beams") == 1:
         options |= {"do_sample": False, "early_stopping": False}
-    if arguments.length_penalty is not None:
+    if "length_penalty" in options:
+        options["gnmt_length_penalty"] = options["length_penalty"]
         options["length_penalty"] = 1.0  # transformers' own formula
     return options
 
 
 @contextmanager
 def decoding_errors() -> Iterator[None]:
-    """Turns errors of `generate()` and of a model into a `UsageError`."""
+    """Turns errors of `generate()` and of a model into a `UsageError`; a function may have it as a decorator."""
     try:
         yield
     except (ValueError, IndexError) as error:  # options that contradict each other ...

@@ -2,9 +2,9 @@
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from ..errors import printable
 
@@ -64,36 +64,26 @@ def check_output_folder(name: str, hint: str = "") -> None:
         raise UsageError(f"{error}{hint}") from error
 
 
-class Progress:
-    """A bar on a terminal; where standard error is none, a line a minute. `bar` has more options of tqdm."""
+@contextmanager
+def progress_bar(
+    total: int | None, unit: str, *, hidden: bool = False, **more: bool
+) -> Iterator[Callable[[int], None]]:
+    """Shows a bar on a terminal, else a line a minute on standard error; yields what notes how many more are done."""
+    from tqdm import tqdm
 
-    def __init__(self, total: int | None, unit: str, *, hidden: bool = False, **bar: bool) -> None:
-        from tqdm import tqdm
+    begun = said = time.monotonic()
+    done = 0
 
-        self.bar = tqdm(total=total, unit=unit, disable=True if hidden else None, leave=False, **bar)
-        self.total, self.unit, self.has_lines = total, unit.strip(), self.bar.disable and not hidden
-        self.done, self.begun, self.said = 0, time.monotonic(), time.monotonic()
+    def update(number: int) -> None:
+        nonlocal done, said
+        done, now = done + number, time.monotonic()
+        bar.update(number)
+        if bar.disable and not hidden and now - said >= SECONDS_PER_LINE:
+            said, of = now, "" if total is None else f" of {total:,}"
+            print(f"{done:,}{of} {unit.strip()} after {(now - begun) / 60:.0f} min", file=sys.stderr, flush=True)
 
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.close()
-
-    def update(self, number: int) -> None:
-        """Notes that as many more are done."""
-        self.bar.update(number)
-        self.done += number
-        now = time.monotonic()
-        if self.has_lines and now - self.said >= SECONDS_PER_LINE:
-            self.said = now
-            of = "" if self.total is None else f" of {self.total:,}"
-            print(f"{self.done:,}{of} {self.unit} after {(now - self.begun) / 60:.0f} min", file=sys.stderr, flush=True)
-
-    def write(self, text: str, file: TextIO) -> None:
-        """Prints text to a file, above the bar."""
-        self.bar.write(text, file=file)
-        file.flush()
+    with tqdm(total=total, unit=unit, disable=True if hidden else None, leave=False, **more) as bar:
+        yield update
 
 
 def warn(message: str) -> None:

@@ -3,13 +3,18 @@
 import argparse
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ..errors import first_line, install
-from .arguments import LANGUAGE_OPTIONS, LANGUAGES, LOADING_OPTIONS, add, positive
-from .models import check_model_name, load_translator
+from ..errors import install
+from .arguments import LANGUAGES, LOADING, add, given, positive
+from .models import check_model_name, decoding_errors, load_translator
 from .output import UsageError, check_output, say_written
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+PAGE = ".html"
 # Part -> its name, the tokens attended to, and those that attend.
 PARTS = {
     "encoder": ("Encoder self-attention", "source", "source"),
@@ -26,18 +31,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         declare(kind)
         kind.set_defaults(parser=kind, run=_plot)
         kind.add_argument("--output", required=True, metavar="FILE", help=" or ".join(kind.get_default("formats")))
-        add(kind, "--overwrite", "--debug")
+        add(kind, "overwrite", "debug")
 
 
 def _add_attention(parser: argparse.ArgumentParser) -> None:
     """Where each token attends to, for one sentence; in .html, all layers and heads."""
-    add(parser, "--model", *LANGUAGE_OPTIONS, *LOADING_OPTIONS)
+    add(parser, "model", *LANGUAGES, *LOADING)
     parser.add_argument("--source", required=True, metavar="TEXT", help="the sentence")
     parser.add_argument("--target", metavar="TEXT", help="its translation (default: the model's own)")
     parser.add_argument("--part", choices=PARTS, help="whose attention (default: cross, the decoder's to the source)")
     parser.add_argument("--layer", type=_number, metavar="N|all|mean", help="from 1 (default: the last)")
     parser.add_argument("--heads", "--head", type=_number, metavar="N|all|mean", help="from 1 (default: all)")
-    parser.set_defaults(draw=_attention, formats=(".png", ".svg", ".html"))
+    parser.set_defaults(draw=_attention, formats=(".png", ".svg", PAGE))
 
 
 def _add_curves(parser: argparse.ArgumentParser) -> None:
@@ -58,22 +63,23 @@ def _plot(arguments: argparse.Namespace) -> None:
     output, suffix = arguments.output, Path(arguments.output).suffix.lower()
     if suffix not in arguments.formats:
         raise UsageError(f"--output {output} has to end with {' or '.join(arguments.formats)}")
-    if suffix != ".html" and importlib.util.find_spec("matplotlib") is None:
+    if suffix != PAGE and importlib.util.find_spec("matplotlib") is None:
         raise UsageError(f"matplotlib isn't installed, and plots need it: {install('plot')}")
     check_output("--output", output, arguments.overwrite)
-    from ..checkpoints.files import replacing
+    from ..checkpoints.files import replacing, write_text
 
-    try:
-        figure = arguments.draw(arguments, suffix == ".html")
-    except (ValueError, IndexError) as error:  # IndexError: a token that the model doesn't have
-        raise UsageError(first_line(error)) from error
-    if figure is not None:
+    with decoding_errors():
+        drawn = arguments.draw(arguments, suffix == PAGE)
+    if isinstance(drawn, str):
+        write_text(output, drawn)
+    else:
         with replacing(output) as file:
-            figure.savefig(file, format=suffix[1:], dpi=120)
+            drawn.savefig(file, format=suffix[1:], dpi=120)
     say_written(output)
 
 
-def _attention(arguments: argparse.Namespace, is_page: bool) -> Any:
+def _attention(arguments: argparse.Namespace, is_page: bool) -> "Figure | str":
+    """Draws attention, or returns its page."""
     if is_page and (arguments.part or arguments.layer or arguments.heads):
         raise UsageError("an .html page has all layers and heads to choose from; leave out --part, --layer and --heads")
     if not (arguments.source.strip() and (arguments.target or "-").strip()):
@@ -81,18 +87,17 @@ def _attention(arguments: argparse.Namespace, is_page: bool) -> Any:
     check_model_name(arguments.model)
     from ..translation.attention import attention_of
 
-    translator = load_translator(arguments.model, arguments)
-    languages = {name: getattr(arguments, name) for name in LANGUAGES}
+    translator, languages = load_translator(arguments.model, arguments), given(arguments, *LANGUAGES)
     attention = attention_of(translator.model, translator.tokenizer, arguments.source, arguments.target, **languages)
     if is_page:
-        from ..checkpoints.files import write_text
         from ..explain.attention import attention_page
 
-        return write_text(arguments.output, attention_page(attention, f"Attention: {arguments.source}"))
+        return attention_page(attention, f"Attention: {arguments.source}")
     from ..plots.attention import plot_attention
 
-    title, keys, queries = PARTS[arguments.part or "cross"]
-    weights = getattr(attention, arguments.part or "cross")  # (layers, heads, T, S)
+    part = arguments.part or "cross"
+    title, keys, queries = PARTS[part]
+    weights = getattr(attention, part)  # (layers, heads, T, S)
     weights, layers = _chosen(weights, 0, arguments.layer or len(weights), "layer")
     weights, heads = _chosen(weights, 1, arguments.heads or "all", "head")
     columns, rows = getattr(attention, f"{keys}_pieces"), getattr(attention, f"{queries}_pieces")
@@ -104,7 +109,7 @@ def _attention(arguments: argparse.Namespace, is_page: bool) -> Any:
     return figure
 
 
-def _chosen(weights: Any, axis: int, choice: int | str, unit: str) -> tuple[Any, list[str]]:
+def _chosen(weights: "Tensor", axis: int, choice: int | str, unit: str) -> "tuple[Tensor, list[str]]":
     """Returns the weights of the layers or heads that are chosen, and their names."""
     count = weights.shape[axis]
     if choice == "mean":
@@ -115,7 +120,7 @@ def _chosen(weights: Any, axis: int, choice: int | str, unit: str) -> tuple[Any,
     return weights.narrow(axis, first, number), [f"{unit} {one + 1} of {count}" for one in range(first, first + number)]
 
 
-def _curves(arguments: argparse.Namespace, is_page: bool) -> object:
+def _curves(arguments: argparse.Namespace, is_page: bool) -> "Figure":
     from ..plots.curves import plot_training
     from ..training.run_folder import read_log
 

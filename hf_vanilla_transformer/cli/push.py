@@ -4,7 +4,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from ..interop.export import export, writer_of
+from ..errors import named
 from .models import set_up_transformers
 from .output import UsageError, show
 
@@ -17,25 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the model's folder, with its card")
     parser.add_argument("repo", metavar="REPO", help="user/name; it is created if there is none")
-    parser.add_argument(
-        "--private",
-        action="store_true",
-        help="create a repository that only its owner can see (default: public); an existing public one is refused",
-    )
-    parser.add_argument(
-        "--as",
-        dest="kind",
-        choices=["stock"],
-        help="stock: send the model as one of transformers' own classes, as `export --to stock` writes it: it opens "
-        "without this package and without remote code",
-    )
-    parser.add_argument(
-        "--onnx", action="store_true", help="with --as stock: also graphs for transformers.js, as `export --onnx`"
-    )
+    hidden = "create a repository that only its owner can see (default: public); an existing public one is refused"
+    parser.add_argument("--private", action="store_true", help=hidden)
+    stock = "send it as a class of transformers' own, which opens without this package: see `export --to stock`"
+    parser.add_argument("--as", dest="kind", choices=["stock"], help=stock)
+    graphs = "with --as stock: also graphs for transformers.js, as `export --onnx`"
+    parser.add_argument("--onnx", action="store_true", help=graphs)
     parser.add_argument("--revision", metavar="BRANCH", help="branch to push to, created if there is none")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="check everything and list files and sizes, but send nothing"
-    )
+    dry = "check everything and list files and sizes, but send nothing"
+    parser.add_argument("--dry-run", action="store_true", help=dry)
     parser.set_defaults(run=_push)
 
 
@@ -50,19 +40,18 @@ def _push(arguments: argparse.Namespace) -> None:
     set_up_transformers()
     if not arguments.dry_run:
         check_token()
-    if arguments.kind is None:
-        _send(arguments, arguments.folder)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        _write_stock(arguments, Path(folder))
-        _send(arguments, Path(folder))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder
+        if arguments.kind == "stock":
+            _write_stock(arguments, folder := Path(temporary))
+        _send(arguments, folder)
 
 
 def _write_stock(arguments: argparse.Namespace, folder: Path) -> None:
     """Writes a model as one of transformers' own, with the card that its own folder has."""
     from ..checkpoints.loading import load_checkpoint
     from ..hub.facts import read_facts
-    from ..interop.export_card import save_stock_card
+    from ..interop.export import export, save_stock_card, writer_of
 
     source, to = arguments.folder, "transformers_js" if arguments.onnx else "stock"
     writer_of(to)  # packages that are missing are an error first
@@ -83,7 +72,7 @@ def _send(arguments: argparse.Namespace, folder: Path) -> None:
         show(f"{size:{len(f'{total:,}')},}  {name}")
     print(f"{total:,}  bytes in {len(upload.sizes)} files")
     if upload.left_out:
-        show(f"not sent: {', '.join(upload.left_out[:8])}{' ...' if upload.left_out[8:] else ''}")
+        show(f"not sent: {named(upload.left_out, 8)}")
     for note in upload.notes:
         show(f"note: {note}".replace(str(folder), str(arguments.folder)))
     if arguments.dry_run:

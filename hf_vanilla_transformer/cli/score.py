@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from ..checkpoints.files import write_text
-from .arguments import LANGUAGE_OPTIONS, LANGUAGES, LOADING_OPTIONS, add
+from .arguments import LANGUAGES, LOADING, add, given
 from .lines import read_parallel
 from .models import check_model_name, decoding_errors, load_translator
 from .output import check_output, say_written, warn_of_line
@@ -20,13 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "number of its tokens, </s> included. Several models are averaged by probability, as in evaluate --ensemble. "
         "If a side of a pair is too long, its line has no numbers, and a warning names it."
     )
-    add(parser, "--model", nargs="+")
+    add(parser, "model", nargs="+")
     parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one per line, compressed or not")
     parser.add_argument("--target", required=True, metavar="FILE", help="their translations, line by line")
     parser.add_argument("--output", metavar="FILE", help="write the scores there (default: standard output)")
-    add(parser, "--overwrite", *LANGUAGE_OPTIONS, "--batch-size", *LOADING_OPTIONS)
+    add(parser, "overwrite", *LANGUAGES, "batch_size", *LOADING)
     most = "the most tokens of a source and of a target (default: that of translate)"
-    add(parser, "--max-source-tokens", help=most)
+    add(parser, "max_source_tokens", help=most)
     parser.set_defaults(run=_score)
 
 
@@ -46,8 +46,7 @@ def _score(arguments: argparse.Namespace) -> None:
             translator.tokenizer,
             sources,
             targets,
-            **{name: getattr(arguments, name) for name in LANGUAGES},
-            batch_size=arguments.batch_size,
+            **given(arguments, *LANGUAGES, "batch_size"),
             max_tokens=arguments.max_source_tokens,
             on_omission=lambda index: warn_of_line(f"line {index + 1}", limit, "it has no score"),
         )

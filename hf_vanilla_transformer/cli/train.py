@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
+from .arguments import add
 from .models import loading
 from .output import show, warn
 
@@ -21,28 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--learning-rate 5e-4 ... (--list-options lists them). Several devices or machines: accelerate launch -m "
         "hf_vanilla_transformer train --config RECIPE"
     )
-    parser.add_argument(
-        "--config",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="RECIPE",
-        help="a YAML file of options, or the name of one of the package's recipes, such as multi30k_tiny; of several, "
-        "later ones override earlier ones",
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="resume from the last complete checkpoint of --output-dir"
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check everything, train for a few updates in a temporary folder, and show sizes, a batch and the time",
-    )
-    parser.add_argument(
-        "--trust-remote-code",
-        action="store_true",
-        help="run code that comes with model_name_or_path or tokenizer_name_or_path",
-    )
+    recipes = "a YAML file of options, or the name of one of the package's recipes, such as multi30k_tiny; of several, "
+    recipes += "later ones override earlier ones"
+    parser.add_argument("--config", nargs="+", action="extend", default=[], metavar="RECIPE", help=recipes)
+    resume = "resume from the last complete checkpoint of --output-dir"
+    parser.add_argument("--resume", action="store_true", help=resume)
+    dry = "check everything, train for a few updates in a temporary folder, and show sizes, a batch and the time"
+    parser.add_argument("--dry-run", action="store_true", help=dry)
+    add(parser, "trust_remote_code", help="run code that comes with model_name_or_path or tokenizer_name_or_path")
     parser.add_argument("--list-options", action="store_true", help="list all options of a recipe with their defaults")
     parser.add_argument("--list-recipes", action="store_true", help="list the package's recipes, and where they are")
     parser.set_defaults(run=_train, declare=_declare)
@@ -75,8 +62,8 @@ def _declare(parser: argparse.ArgumentParser, given: Sequence[str]) -> None:
     """Declares the options of recipes, or their names alone if one that is given doesn't exist, to say so at once."""
     from ..training.supported import has_transformers, option_names
 
-    names = option_names()
-    if any(name not in names and not has_transformers(name) for name in map(_name_of, given)):
+    names, asked = option_names(), [one.partition("=")[0].removeprefix("--").replace("-", "_") for one in given]
+    if any(name not in names and not has_transformers(name) for name in asked):
         for name in names:
             parser.add_argument(f"--{name.replace('_', '-')}", nargs="*", help=argparse.SUPPRESS)
         return
@@ -86,10 +73,6 @@ def _declare(parser: argparse.ArgumentParser, given: Sequence[str]) -> None:
 
         add_options(parser)
         parser.set_defaults(refused=UNSUPPORTED)  # declared for a message of their own, and never suggested
-
-
-def _name_of(option: str) -> str:
-    return option.partition("=")[0].removeprefix("--").replace("-", "_")
 
 
 @_interruptible()

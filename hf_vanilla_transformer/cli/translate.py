@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from ..errors import printable
 from . import lines, many_files
-from .arguments import LANGUAGE_OPTIONS, NUMBER, add, add_decoding
+from .arguments import LANGUAGES, add, add_decoding, given, positive
 from .models import call_options, check_ensemble, decoding_errors, load_translator
-from .output import Progress, UsageError, check_output, say_written, warn_of_line
+from .output import UsageError, check_output, progress_bar, say_written, warn_of_line
 
 if TYPE_CHECKING:
     from ..translation.backend import Translation
@@ -30,22 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("sentences", nargs="*", metavar="SENTENCE", help="to translate (default: standard input)")
     marian = "a Marian model (Helsinki-NLP/opus-mt-...) is converted when it is loaded"
-    add(parser, "--model", help=f"a saved model's folder, or its name on the Hub; {marian}")
+    add(parser, "model", help=f"a saved model's folder, or its name on the Hub; {marian}")
     several = "decode with all models as one that averages their probabilities: --ensemble --model A B C --input FILE"
-    add(parser, "--ensemble", help=several)
-    parser.add_argument(
-        "--input",
-        nargs="+",
-        metavar="FILE",
-        help="translate its lines: UTF-8, compressed or not; or a table (.tsv, .jsonl, .parquet), subtitles (.srt, "
-        ".vtt) or HTML; or several files and folders, into the folder --output",
-    )
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        help="write the translations there; the file appears when it is complete. For several files, a folder: each "
-        "gets its input's name, and complete ones are skipped when the command is started again with the same options",
-    )
+    add(parser, "ensemble", help=several)
+    texts = "translate its lines: UTF-8, compressed or not; or a table (.tsv, .jsonl, .parquet), subtitles (.srt, "
+    texts += ".vtt) or HTML; or several files and folders, into the folder --output"
+    parser.add_argument("--input", nargs="+", metavar="FILE", help=texts)
+    complete = "write the translations there; the file appears when it is complete. For several files, a folder: each "
+    complete += "gets its input's name, and complete ones are skipped when the command is started again"
+    parser.add_argument("--output", metavar="FILE", help=complete)
     choice = "of each line's --num-beams translations, write the one nearest to its line here (Kim and Rush 2016)"
     parser.add_argument("--choose-by", metavar="REFERENCES", help=choice)
     nearness = "of sentences, for --choose-by (default: bleu; chrf also where white space doesn't separate words)"
@@ -57,13 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     many.add_argument("--format", choices=["text"], help="text: each line of a file is a text, whatever its name says")
     part = "take every N-th file from the I-th on, for N processes or machines: 1/4, 2/4, 3/4 and 4/4"
     many.add_argument("--shard", type=_shard, metavar="I/N", help=part)
-    cluster = "translate on a Ray cluster, which reads and writes the same files"
-    add(many, "--ray", help=f"{cluster} (without ADDRESS: one that is started on this machine)")
-    many.add_argument("--actors", **NUMBER, help="models at a time, with --ray (default: 1)")
-    add(parser, *LANGUAGE_OPTIONS)
+    add(many, "ray")
+    many.add_argument("--actors", type=positive, metavar="N", help="models at a time, with --ray (default: 1)")
+    add(parser, *LANGUAGES)
     rules = "split each line into sentences first, by the rules of its language (ISO 639-1): en, de; needs sentencex"
     parser.add_argument("--split-sentences", metavar="LANG", help=rules)
-    add(parser, "--overwrite")
+    add(parser, "overwrite")
     add_decoding(parser)
     parser.set_defaults(run=_translate)
 
@@ -86,8 +78,9 @@ def _translate(arguments: argparse.Namespace) -> None:
         many_files.translate(arguments)
         return
     only_files = ("column", "shard", "ray", "actors", *(("format",) if arguments.input is None else ()))
-    if given := [name for name in only_files if getattr(arguments, name) is not None]:
-        raise UsageError(f"--{given[0]} is for tables, or several files; give them by --input, or leave it out")
+    if wrong := given(arguments, *only_files):
+        fix = "give them by --input, or leave it out"
+        raise UsageError(f"--{next(iter(wrong))} is for tables, or several files; {fix}")
     if arguments.input is not None:
         (arguments.input,) = arguments.input
     if arguments.output is not None:
@@ -121,6 +114,12 @@ def _references(arguments: argparse.Namespace, source: lines.Lines) -> Iterator[
         if arguments.choose_by_measure:
             raise UsageError("--choose-by-measure is for --choose-by; leave it out")
         return None
+    if arguments.split_sentences:
+        raise UsageError("--choose-by chooses of a line's translations, and a split line has one; leave one out")
+    from ..data.formats import form_of
+
+    if form_of(arguments.choose_by) and arguments.format is None:
+        raise UsageError(f"--choose-by {arguments.choose_by} is no text by its name; give a file with a line for each")
     found, name = lines.of_file(arguments.choose_by), arguments.input or "the input"
     if source.total is None or found.total is None:
         raise UsageError("--choose-by counts all lines first; give files, no pipes: --input FILE --choose-by FILE")
@@ -148,15 +147,17 @@ def _output(name: str | None) -> Iterator[TextIO]:
         yield file
 
 
+@decoding_errors()
 def _translate_lines(
     arguments: argparse.Namespace, source: lines.Lines, references: Iterator[str] | None, file: TextIO
 ) -> None:
     translator = load_translator(arguments.model, arguments)
-    from ..translation.decoding import translate  # it is imported by now
+    from tqdm import tqdm  # it is imported by now, as the next one
+
+    from ..translation.decoding import translate
 
     options = call_options(arguments, translator)
-    with decoding_errors():
-        beams = translator.plan(**options).num_beams
+    beams = translator.plan(**options).num_beams
     if references is not None and beams < 2:
         raise UsageError("--choose-by chooses of several translations; give --num-beams 2 or more")
     if beams > 1:
@@ -168,18 +169,18 @@ def _translate_lines(
         warn_of_line(f"{source.unit} {index + 1}", limit, f"it is translated in {count} pieces")
 
     is_typed = source.total is None and _someone_types()
-    with Progress(source.total, f" {source.unit}s", hidden=is_typed) as progress:
+    with progress_bar(source.total, f" {source.unit}s", hidden=is_typed) as tell:
+        call = translator.call({**options, "progress": tell, "on_division": warn})
         for window in source.windows:
-            with decoding_errors():
-                call = translator.call({**options, "progress": progress.update, "on_division": warn})
-                rows = translate(call, window, before)
+            rows = translate(call, window, before)
             before += len(window)
             best = [row[0] for row in rows]
             if references is not None:
                 best = _nearest(rows, list(islice(references, len(window))), arguments.choose_by_measure or "bleu")
             pairs = zip(window, best, strict=True)
             text = "\n".join(_record(*pair) if arguments.json else pair[1].text for pair in pairs)
-            progress.write(printable(text) if file.isatty() else text, file)
+            tqdm.write(printable(text) if file.isatty() else text, file)
+            file.flush()
 
 
 def _nearest(rows: "list[list[Translation]]", references: list[str], measure: str) -> "list[Translation]":

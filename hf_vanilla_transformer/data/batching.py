@@ -103,25 +103,22 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 class TokenBudgetStream(IterableDataset[list[Example]]):
     """Endless batches within a budget of tokens, from a dataset that is read as a stream.
 
-    `window` examples at a time are sorted into batches, and the batches are shuffled with the seed. Every process needs
-    its own part of the stream (`datasets.distributed.split_dataset_by_node`); data loader workers split it among
-    themselves.
-    After its last example the stream starts again, in another order, so that no process runs out of batches before the
-    others.
-
-    Args:
-        dataset: Examples with "input_ids" and "labels", in an order that `set_epoch` changes.
-        max_tokens: The most padded tokens per batch, on either side.
-        window: Number of examples in memory at a time.
-        length_tolerance: How far lengths are rounded before they are sorted.
-        seed: Seed of the order.
+    Every process needs its own part of the stream (`datasets.distributed.split_dataset_by_node`); data loader workers
+    split it among themselves. After its last example the stream starts again, in another order, so that no process runs
+    out of batches before the others.
 
     Raises:
         ValueError: While iterating: the stream has no example, or one is longer than the budget.
     """
 
     def __init__(
-        self, dataset: Stream, max_tokens: int, window: int, *, length_tolerance: float = 0.0, seed: int = 0
+        self,
+        dataset: Stream,  # of examples, in an order that `set_epoch` changes
+        max_tokens: int,  # padded ones per batch, on either side
+        window: int,  # examples in memory at a time, which are sorted into batches
+        *,
+        length_tolerance: float = 0.0,  # how far lengths are rounded before examples are sorted by them
+        seed: int = 0,  # of the order of the batches
     ) -> None:
         self.dataset, self.max_tokens, self.window = dataset, max_tokens, window
         self.length_tolerance, self.seed = length_tolerance, seed

@@ -38,19 +38,12 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class Cleaning:
-    """Rules by which pairs are left out, and the number of those that were.
+    """Rules by which pairs are left out, and the number of those that were."""
 
-    Attributes:
-        max_length: The most tokens on either side, the end of sentence included.
-        max_length_ratio: How many times as many tokens one side may have as the other; None: no limit.
-        left_out: Reason -> number of pairs.
-        kept: Number of pairs that were kept.
-    """
-
-    max_length: int
-    max_length_ratio: float | None = None
-    left_out: Counter[str] = field(default_factory=Counter)
-    kept: int = 0
+    max_length: int  # the most tokens on either side, the end of sentence included
+    max_length_ratio: float | None = None  # how many times as many tokens one side may have as the other
+    left_out: Counter[str] = field(default_factory=Counter)  # reason -> number of pairs
+    kept: int = 0  # number of pairs
 
     def keeps(
         self, source: NDArray[np.int64], target: NDArray[np.int64], empty: tuple[int, int] = (1, 1)

@@ -48,29 +48,17 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True)
 class Corpus:
-    r"""Sources of sentence pairs, read one after the other.
+    """Sources of sentence pairs, read one after the other."""
 
-    Attributes:
-        source: Plain text files, one sentence per line.
-        target: Their translations, file by file and line by line.
-        tables: Files (.tsv, .csv, .jsonl, .parquet) with both sides, or names of data sets on the Hub.
-        source_column: The column of the source in tables: "source", or a language of a "translation" column, "en".
-        target_column: The column of the target.
-        feature_columns: Columns of features of the source, which follow it, each behind a tab: "walk\tV;PST".
-        configuration: A Hub data set's configuration, "de-en".
-        split: A Hub data set's split.
-        weights: Of the text files, then of the tables: each has this share of the pairs that are trained on. (): all
-            pairs are equal.
-    """
-
-    source: tuple[str, ...] = ()
-    target: tuple[str, ...] = ()
-    tables: tuple[str, ...] = ()
-    source_column: str = DEFAULT_COLUMNS[0]
+    source: tuple[str, ...] = ()  # plain text files, one sentence per line
+    target: tuple[str, ...] = ()  # their translations, file by file and line by line
+    tables: tuple[str, ...] = ()  # files (.tsv, .csv, .jsonl, .parquet) with both sides, or data sets on the Hub
+    source_column: str = DEFAULT_COLUMNS[0]  # of tables: a column, or a language of a "translation" column, "en"
     target_column: str = DEFAULT_COLUMNS[1]
-    feature_columns: tuple[str, ...] = ()
-    configuration: str | None = None
-    split: str = "train"
+    feature_columns: tuple[str, ...] = ()  # of the source: they follow it, each behind a tab, "walk\tV;PST"
+    configuration: str | None = None  # of data sets on the Hub, "de-en"
+    split: str = "train"  # of data sets on the Hub
+    # Of the text files, then of the tables: each has this share of the pairs that are trained on. (): all are equal.
     weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:

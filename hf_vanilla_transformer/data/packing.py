@@ -81,9 +81,8 @@ def _first_fit(source: Lengths, target: Lengths, width: int, target_width: int) 
 class PackingCollator:
     """Packs pairs into rows, in their order: each into the row of the last one, or the next where that is full.
 
-    Args:
-        config: The model's; `pad_token_id` is filler, and targets start with `decoder_start_token_id`.
-        shape: The rows of every batch, and the source and target positions of a row.
+    Of the model's `config`, `pad_token_id` is filler, and targets start with `decoder_start_token_id`; `shape` is the
+    number of a batch's rows, and the source and target positions of a row.
     """
 
     def __init__(self, config: PreTrainedConfig, shape: tuple[int, int, int]) -> None:

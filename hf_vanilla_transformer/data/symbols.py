@@ -33,15 +33,15 @@ _logged: set[tuple[str, bool, str]] = set()  # tokenizer, side, symbol
 
 
 def train_tokenizer(
-    pairs: Iterable[Mapping[str, str]],
-    kinds: Sequence[str] = ("bpe",),
+    pairs: Iterable[Mapping[str, str]],  # the texts "source" and "target"
+    kinds: Sequence[str] = ("bpe",),  # for both sides, or two, for source and target with vocabularies of their own
     *,
-    vocab_size: int = 37_000,
-    min_frequency: int | None = None,
-    merge_punctuation: bool = True,
-    features: bool = False,
-    source_normalization: str | None = None,
-    show_progress: bool = False,
+    vocab_size: int = 37_000,  # most tokens of a vocabulary, special ones included; the most frequent are kept
+    min_frequency: int | None = None,  # of a symbol to be known (None: 1), and of a pair of "bpe" to be merged (2)
+    merge_punctuation: bool = True,  # whether a token of "bpe" may join words and punctuation
+    features: bool = False,  # whether sources have features
+    source_normalization: str | None = None,  # Unicode's normal form of sources, a key of `NORMAL_FORMS`
+    show_progress: bool = False,  # of "bpe"
 ) -> PreTrainedTokenizerFast:
     r"""Makes the tokenizer of a corpus: one for both sides, or one for the source and one for the target.
 
@@ -51,18 +51,8 @@ def train_tokenizer(
     - "bytes": the 256 bytes of UTF-8; nothing is unknown.
     - "bpe": the paper's (5.1); nothing is unknown.
 
-    Args:
-        pairs: Mappings with the texts "source" and "target".
-        kinds: One of `KINDS` for a vocabulary of both sides, or two, for source and target with vocabularies of their
-            own.
-        vocab_size: Most tokens of a vocabulary, special ones included; the most frequent are kept.
-        min_frequency: How often a symbol has to occur to be known, and a pair of "bpe" to be merged; None: 1, and 2.
-        merge_punctuation: Of "bpe": whether a piece may join words and punctuation.
-        features: Whether sources have features, each behind a tab or, after the first, a semicolon:
-            "walk\tV;PST". Each is one symbol.
-        source_normalization: Unicode's normal form of sources, a key of `NORMAL_FORMS`; None: as they are. With "nfd",
-            Korean syllables are read as their letters. It changes nothing in targets.
-        show_progress: Whether to show the progress of "bpe".
+    Features are one symbol each, behind a tab or, after the first, a semicolon: "walk\tV;PST". With the normal form
+    "nfd", Korean syllables are read as their letters.
 
     Returns:
         For one kind, a PreTrainedTokenizerFast ("bpe" and "bytes": a VanillaTransformerTokenizerFast); for two, a
@@ -185,11 +175,6 @@ def _backend_of(tokenizer: PreTrainedTokenizerBase, is_target: bool) -> Tokenize
     return backend
 
 
-def splits_into_symbols(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether targets are words, characters or graphemes to a tokenizer, and not pieces that it has learned."""
-    return _backend_of(tokenizer, True) is not None
-
-
 def reads_features(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether what follows a tab in a source is one symbol to a tokenizer."""
     backend, feature = _backend_of(tokenizer, False), "\tV;PST"
@@ -198,7 +183,7 @@ def reads_features(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def default_measures(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Returns what a tokenizer's translations are measured by: of words or characters, other than of BPE's pieces."""
-    return ["exact_match", "ser"] if splits_into_symbols(tokenizer) else ["bleu", "chrf"]
+    return ["bleu", "chrf"] if symbol_splitter(tokenizer) is None else ["exact_match", "ser"]
 
 
 def symbol_splitter(tokenizer: PreTrainedTokenizerBase) -> Splitter | None:

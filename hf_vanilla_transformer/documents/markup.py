@@ -1,8 +1,6 @@
-"""HTML: each paragraph's text is translated as one, and its markup goes where the model's attention leads.
+"""HTML: each paragraph's text is translated as one, and its markup goes where the model's attention leads (`layout`).
 
-An inline element goes around the words that attend to its own, in one place. Code, what must not be translated,
-addresses and placeholders come back byte for byte: where the translation has them, else in place of the words that
-attend to them, else where their neighbours are. Markup is never lost.
+Code, what must not be translated, addresses and placeholders come back byte for byte.
 """
 
 from bisect import bisect_left

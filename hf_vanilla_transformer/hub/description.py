@@ -12,7 +12,15 @@ from transformers import PreTrainedConfig
 
 from ..checkpoints.code import other_code
 from ..checkpoints.headers import read_json, tensors_in
-from ..checkpoints.kinds import GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, Kind, check_kind
+from ..checkpoints.kinds import (
+    GENERATION_CONFIG,
+    PYTORCH_WEIGHTS,
+    SAFETENSORS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Kind,
+    check_kind,
+)
 from ..checkpoints.loading import check_tokenizer, load_config, load_tokenizer, tokenizer_fingerprint
 from ..data.hub_names import without_weights
 from ..errors import CheckpointError
@@ -63,9 +71,10 @@ def describe(name: str) -> Description:
     folder, tensors = (Path(name), None) if Path(name).is_dir() else without_weights(name)
     kind, config = check_kind(folder, Kind.ONNX), load_config(folder)
     if tensors is None:
-        has_headers = kind is not Kind.ONNX and not any(folder.glob("pytorch_model*.bin"))
+        is_pickled = any(folder.glob(PYTORCH_WEIGHTS)) and not any(folder.glob(SAFETENSORS))
+        has_headers = kind is not Kind.ONNX and not is_pickled
         tensors = {key: entry for key, (_, entry) in tensors_in(folder).items()} if has_headers else {}
-    tokenizer, problems = _tokenizer(folder, config)
+    tokenizer, problem = _tokenizer(folder, config)
     return Description(
         name=name,
         kind=str(kind) if kind is Kind.ONNX else ", ".join(config.architectures or [config.model_type]),
@@ -76,7 +85,7 @@ def describe(name: str) -> Description:
         tokenizer=tokenizer,
         decoding=_decoding(folder),
         code=other_code(folder).note(name),
-        problems=problems,
+        problems=[problem] if problem else [],
     )
 
 
@@ -90,26 +99,25 @@ def parameters_by_part(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict
     return {part: number for part, number in parts.items() if number}
 
 
-def _tokenizer(folder: Path, config: PreTrainedConfig) -> tuple[TokenizerFacts | None, list[str]]:
-    """Returns the facts about the tokenizer, and the reasons why it can't be used."""
+def _tokenizer(folder: Path, config: PreTrainedConfig) -> tuple[TokenizerFacts | None, str | None]:
+    """Returns the facts about the tokenizer, and the reason why it can't be used."""
     if not any((folder / file).is_file() for file in (TOKENIZER_CONFIG, TOKENIZER)):
-        return None, []
+        return None, None
     try:
         tokenizer = load_tokenizer(folder)
     except CheckpointError as error:
-        return None, [f"the tokenizer: {error}"]
+        return None, f"the tokenizer: {error}"
     special = {
         name: f"{token} ({tokenizer.convert_tokens_to_ids(str(token))})"
         for name, token in tokenizer.special_tokens_map.items()
         if isinstance(token, str)
     }
-    problems = []
+    facts = TokenizerFacts(type(tokenizer).__name__, len(tokenizer), special, tokenizer_fingerprint(tokenizer))
     try:
         check_tokenizer(tokenizer, config, folder.name)
     except CheckpointError as error:
-        problems = [str(error)]
-    fingerprint = tokenizer_fingerprint(tokenizer)
-    return TokenizerFacts(type(tokenizer).__name__, len(tokenizer), special, fingerprint), problems
+        return facts, str(error)
+    return facts, None
 
 
 def _decoding(folder: Path) -> dict[str, object]:

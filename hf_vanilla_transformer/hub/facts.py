@@ -10,21 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 from huggingface_hub import ModelCard
-from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from ..checkpoints.files import write_text
 from ..checkpoints.headers import read_json, tensors_in
-from ..checkpoints.kinds import CONFIG, TOKENIZER
+from ..checkpoints.kinds import CARD, CONFIG, FACTS, PYTORCH_WEIGHTS, TOKENIZER
 from ..data.digests import digest_of
 from ..errors import CheckpointError
 
 if TYPE_CHECKING:
     from ..metrics import Score
 
-CARD = "README.md"
-FACTS = "model_card.json"  # the facts of a card, beside it; `vanilla-transformer card` makes a new card from them
-WEIGHTS = "weights"  # in that file, the digests of the weights that the facts describe
-SCORES = "scores.json"
+WEIGHTS = "weights"  # in the file of facts, the digests of the weights that they describe
 TAGS = ("vanilla_transformer", "attention-is-all-you-need")
 TRANSLATION = "translation"  # the Hub's name of the task
 TEXT2TEXT = "text2text-generation"  # other strings in and out; a tag, as the Hub has no such task any more
@@ -141,14 +137,11 @@ def local_name(folder: str | Path) -> str:
     return "./" + " ".join(name.split())
 
 
-def load_card(file: Path) -> ModelCard:
-    """Reads a card; `CardError`: its metadata isn't YAML, or has aliases, which can expand to any size."""
+def load_card(folder: Path) -> ModelCard:
+    """Reads a model's card; `CardError`: its metadata isn't YAML."""
+    file = folder / CARD
     try:
-        text = file.read_text(encoding="utf-8-sig")
-        block = REGEX_YAML_BLOCK.search(text)
-        if block and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(block[2])):
-            raise ValueError("it has an alias of YAML; write its value")
-        return ModelCard(text)
+        return ModelCard(file.read_text(encoding="utf-8-sig"))
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         problem = " ".join(str(error).split())[:200]
         raise CardError(f"{file} isn't a model card ({problem}); correct its metadata, or remove it") from error
@@ -185,7 +178,7 @@ def write_facts(folder: Path, facts: RunFacts) -> None:
 
 def weights_in(folder: Path) -> dict[str, str]:
     """Returns the names of the files with weights in a model's folder, each with the file's digest."""
-    files = sorted((*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")))
+    files = sorted((*folder.glob("*.safetensors"), *folder.glob(PYTORCH_WEIGHTS)))
     return {file.name: digest_of(file) for file in files}
 
 
@@ -194,7 +187,7 @@ def said_by_author(folder: Path) -> Fields:
     saved = _saved(folder)
     said = {name: saved[name] for name in OF_AUTHOR if isinstance(saved.get(name), str | list)}
     if (folder / CARD).is_file():  # what isn't there any more, its author has removed
-        data = load_card(folder / CARD).data.to_dict()  # type: ignore[no-untyped-call]
+        data = load_card(folder).data.to_dict()  # type: ignore[no-untyped-call]
         said = {name: one for name, one in said.items() if name not in OF_METADATA} | said_in(data)
     languages = said.get("languages")
     if languages and not {said.get("source_language"), said.get("target_language")} <= {*languages, None}:

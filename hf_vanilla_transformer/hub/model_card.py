@@ -11,10 +11,9 @@ from pathlib import Path, PureWindowsPath
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..checkpoints.files import check_links, write_text
+from ..checkpoints.kinds import CARD, FACTS
 from ..errors import printable
 from .facts import (
-    CARD,
-    FACTS,
     TAGS,
     TARGET_TOKENS,
     TRANSLATION,

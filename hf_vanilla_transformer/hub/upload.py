@@ -3,7 +3,7 @@
 import fnmatch
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +15,11 @@ from ..checkpoints.code import other_code
 from ..checkpoints.completeness import RECIPE, TRAINER_STATE
 from ..checkpoints.files import check_links
 from ..checkpoints.headers import read_json, tensors_in
-from ..checkpoints.kinds import ADAPTER_CONFIG, CONFIG, REPORT_FILES, SETTINGS_FILES, TOKENIZER_CONFIG
+from ..checkpoints.kinds import ADAPTER_CONFIG, CARD, CONFIG, REPORT_FILES, SETTINGS_FILES, TOKENIZER_CONFIG
 from ..checkpoints.loading import MODEL_TYPE, load_checkpoint
 from ..data.hub_names import HubError
 from ..errors import CheckpointError, first_line
-from .facts import CARD, CardError, is_repository, load_card, read_facts
+from .facts import CardError, is_repository, load_card, read_facts
 from .model_card import fill_model_card, literal
 
 # Files that `from_pretrained` loads. Those of an older model would be mixed with the new ones, so they are removed.
@@ -29,10 +29,7 @@ MODEL_FILES = (
 )
 SENT = (*MODEL_FILES, CARD, "LICENSE*")
 # Also removed: what an older version of this package, or a Trainer, may have left in a repository.
-STALE = (
-    *(*MODEL_FILES, *REPORT_FILES, ADAPTER_CONFIG, "pytorch_model*"),
-    *(RECIPE, TRAINER_STATE, "training_args.bin"),
-)
+STALE = (*MODEL_FILES, *REPORT_FILES, ADAPTER_CONFIG, "pytorch_model*", RECIPE, TRAINER_STATE, "training_args.bin")
 LICENSE, LICENSE_OF_CODE = Path(__file__).parents[1] / "LICENSE", "LICENSE-CODE"
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
 
@@ -89,7 +86,7 @@ def prepare(folder: Path, repo: str) -> Upload:
             f"{folder} has an adapter, not a model; publish it with PEFT's push_to_hub, or merge it into the model "
             "(merge_and_unload) and save that"
         )
-    _check_model(folder)
+    _check_model(folder, files)
     code = other_code(folder)
     if code.old:
         raise PublishError(str(code.note(folder)))
@@ -114,15 +111,7 @@ def publish(
 
     The commit removes weights, graphs, tokenizer files and code of an older model that the new one doesn't have, and
     what only training needs; other files in folders stay as they are. Large files that arrived before an interruption
-    aren't sent again.
-
-    Args:
-        upload: The files.
-        repo: The repository's name, "user/name".
-        private: Whether only its owner may see it. An existing public repository is refused then.
-        revision: A branch, created if there is none; None: main.
-        token: For the Hub; None: the saved one.
-        message: The commit's first line.
+    aren't sent again. `revision` is a branch, created if there is none. With `private`, a public repository is refused.
 
     Raises:
         PublishError: There is no token, the user may not write there, or it is public already.
@@ -180,8 +169,8 @@ def hub_errors(repo: str) -> Iterator[None]:
         raise PublishError(f"{' '.join(str(error).split()).rstrip('.')}; correct it") from error
 
 
-def _check_model(folder: Path) -> None:
-    """Checks that a folder's model can be loaded, with this package and without it."""
+def _check_model(folder: Path, sent: Container[str]) -> None:
+    """Checks that a folder's model can be loaded from the files that are sent, with this package and without it."""
     try:
         tensors_in(folder)
         if is_own := read_json(folder / CONFIG).get("model_type") == MODEL_TYPE:
@@ -191,10 +180,16 @@ def _check_model(folder: Path) -> None:
     settings = [folder / name for name in (CONFIG, TOKENIZER_CONFIG) if (folder / name).is_file()]
     classes = json.dumps([read_json(one).get("auto_map") for one in settings])  # "modeling_x.Class"; others: elsewhere
     modules = {*re.findall(r'"(\w+)\.\w+"', classes), *(["modeling_vanilla_transformer"] if is_own else [])}
-    if missing := sorted(one for one in modules if not (folder / f"{one}.py").is_file()):
+    if missing := sorted(file for file in (f"{one}.py" for one in modules) if file not in sent):
+        file = missing[0]
+        if (folder / file).is_file():
+            raise PublishError(
+                f"the model can't be loaded without {folder / file}, and of code, only this package's is sent; publish "
+                "it with push_to_hub of its model and its tokenizer"
+            )
         raise PublishError(
-            f"{folder} has no {missing[0]}.py, without which the model can't be loaded where this package isn't "
-            "installed; load model and tokenizer here, and save both again with save_pretrained"
+            f"{folder} has no {file}, without which the model can't be loaded where this package isn't installed; load "
+            "model and tokenizer here, and save both again with save_pretrained"
         )
 
 
@@ -211,7 +206,7 @@ def _checked_card(folder: Path, repo: str) -> tuple[str, list[str]]:
     if not file.is_file():
         raise PublishError(f"{folder} has no {CARD}; write it with `{make}`")
     try:
-        card = load_card(file)
+        card = load_card(folder)
         facts, changed = read_facts(folder)
     except CardError as error:
         raise PublishError(str(error)) from error

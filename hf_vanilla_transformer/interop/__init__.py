@@ -11,6 +11,7 @@ SYSTEMS = {
     "ctranslate2": ("ctranslate2_folder", "a folder in CTranslate2's format, or an Argos package (.argosmodel)"),
     "mapping": ("state_dict", "a state dict of any encoder-decoder in PyTorch, by --mapping"),
 }
+ON_HUB = ("marian", "ctranslate2")  # systems whose models have names there
 # The formats of `export`, each a module with `write_FORMAT`, and what is said of them.
 FORMATS = {
     "ctranslate2": "CTranslate2's engine",

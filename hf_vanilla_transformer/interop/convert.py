@@ -20,7 +20,7 @@ from ..checkpoints.loading import tokenizer_fingerprint
 from ..errors import first_line
 from ..hub.facts import RunFacts, local_name, origin_of, said_in, with_what_was_said
 from ..hub.model_card import save_card
-from . import SYSTEMS
+from . import ON_HUB, SYSTEMS
 from .ctranslate2_hub import from_hub
 from .interface import ConversionError, ConversionOptions, Converted, check_distance, check_savable, distance
 from .pickles import read, tensors_of
@@ -29,7 +29,6 @@ UNKNOWN = (
     "isn't the model of a known system; give --from with one of {known}, or --mapping (--list-mappings has the shipped "
     "ones). docs/interop.md says what their models consist of; tensor2tensor isn't supported"
 )
-ON_HUB = ("marian", "ctranslate2")  # whose models have names there
 LIMITS = "Quality, training data and licence are those of the original model."
 
 

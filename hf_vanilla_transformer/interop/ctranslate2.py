@@ -10,22 +10,19 @@ from pathlib import Path
 import ctranslate2
 import torch
 from ctranslate2.converters.transformers import _MODEL_LOADERS, ModelLoader, register_loader
-from ctranslate2.specs import attention_spec, common_spec, model_spec, transformer_spec
-from torch import Tensor, nn
+from ctranslate2.specs import common_spec, model_spec, transformer_spec
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..checkpoints.loading import as_list
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
-from ..modeling_vanilla_transformer import (
-    VanillaTransformerAttention,
-    VanillaTransformerForConditionalGeneration,
-    VanillaTransformerStack,
-)
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerStack
 from ..plan_vanilla_transformer import GNMTLengthPenalty, Plan
-from .ctranslate2_settings import never_chosen, other_settings
+from .ctranslate2_folder import NAMES
+from .ctranslate2_settings import never_chosen, other_settings, patience
 from .interface import ConversionError, check_plain, check_savable, table_of
+from .layout import POSITIONS, Layout, rules_of
 
 Activation = common_spec.Activation
 ACTIVATIONS = {
@@ -49,7 +46,8 @@ LOST_FIELDS: dict[str, dict[str, bool]] = {
 }
 NO_END = 10_000  # positions of a model without a table of them
 # Rows of a table of sinusoids: twice of what CTranslate2 cuts sources to by itself (max_input_length).
-POSITIONS = 2048
+ROWS = 2048
+OF_NORMS = {"weight": "gamma", "bias": "beta"}
 
 
 # ---- Files ----
@@ -129,6 +127,7 @@ def notes(model: VanillaTransformerForConditionalGeneration, target: Sequence[st
     given = {
         "beam_size": plan.num_beams,
         "length_penalty": None if isinstance(plan.length_penalty, GNMTLengthPenalty) else plan.length_penalty,
+        "patience": patience(plan) if patience(plan) > 1 else None,
         # Without the start token.
         "max_decoding_length": {"max_new_tokens": value, "max_length": value - 1}.get(name),
         "min_decoding_length": plan.min_new_tokens or 0,
@@ -170,58 +169,35 @@ class VanillaTransformerLoader(ModelLoader):
             raise ConversionError(
                 f"CTranslate2 has no activation_function {config.activation_function!r}; it has {known}"
             )
-        attention = _layers(model.model.encoder)[0].self_attn
-        if attention.head_dim != attention.value_head_dim:
+        if config.head_dim != config.value_head_dim:
             raise ConversionError(
-                f"CTranslate2 has one width for queries, keys and values; here it is {attention.head_dim} and "
-                f"{attention.value_head_dim}"
+                f"CTranslate2 has one width for queries, keys and values; here it is {config.head_dim} and "
+                f"{config.value_head_dim}"
             )
         encoder = transformer_spec.TransformerEncoderSpec(
-            config.encoder_layers, config.encoder_attention_heads, **_options(model.model.encoder)
+            config.encoder_layers, config.encoder_attention_heads, **_options(config, config.encoder_attention_heads)
         )
         decoder = transformer_spec.TransformerDecoderSpec(
             config.decoder_layers,
             config.decoder_attention_heads,
             alignment_heads=config.decoder_attention_heads,  # return_attention: their mean
-            **_options(model.model.decoder),
+            **_options(config, config.decoder_attention_heads),
         )
-        self._set_stack(encoder, encoder.embeddings[0], model.model.encoder)
-        self._set_stack(decoder, decoder.embeddings, model.model.decoder)
-        self.set_linear(decoder.projection, model.lm_head)
-        return transformer_spec.TransformerSpec(encoder, decoder)
-
-    def _set_stack(
-        self,
-        spec: transformer_spec.TransformerEncoderSpec | transformer_spec.TransformerDecoderSpec,
-        embeddings: common_spec.EmbeddingsSpec,
-        stack: VanillaTransformerStack,
-    ) -> None:
-        config = stack.config
-        spec.scale_embeddings = config.scale_embedding
-        spec.position_encodings.encodings = _table(stack)
-        self.set_embeddings(embeddings, stack.embed_tokens)
-        if config.final_layer_norm:  # also behind post-norm layers, whose spec has no such attribute and is frozen
-            vars(spec)["layer_norm"] = common_spec.LayerNormSpec()
-            self.set_layer_norm(spec.layer_norm, stack.layer_norm)
-        for layer_spec, layer in zip(spec.layer, _layers(stack), strict=True):
-            attentions = {"self_attention": "self_attn", "attention": "encoder_attn"}
-            for theirs, ours in attentions.items():
-                if hasattr(layer, ours):
-                    _set_attention(getattr(layer_spec, theirs), getattr(layer, ours))
-                    self.set_layer_norm(getattr(layer_spec, theirs).layer_norm, getattr(layer, f"{ours}_layer_norm"))
-            self.set_linear(layer_spec.ffn.linear_0, layer.feed_forward.fc1)
-            self.set_linear(layer_spec.ffn.linear_1, layer.feed_forward.fc2)
-            self.set_layer_norm(layer_spec.ffn.layer_norm, layer.final_layer_norm)
-
-    def set_linear(self, spec: common_spec.LinearSpec, module: nn.Linear, *args: object) -> None:
-        """Copies a linear map, as CTranslate2 quantizes in place."""
-        spec.weight = module.weight.clone()
-        if module.bias is not None:
-            spec.bias = module.bias
-
-    def set_embeddings(self, spec: common_spec.EmbeddingsSpec, module: nn.Embedding) -> None:
-        """Copies embeddings, for the same reason."""
-        spec.weight = module.weight.clone()
+        weights = {name.removeprefix("model."): value for name, value in model.state_dict().items()}
+        weights |= zip(POSITIONS, map(_table, (model.model.encoder, model.model.decoder)), strict=True)
+        for stack in (encoder, decoder):
+            stack.scale_embeddings = config.scale_embedding
+            if config.final_layer_norm:  # also behind post-norm layers, whose spec has no such attribute and is frozen
+                vars(stack)["layer_norm"] = common_spec.LayerNormSpec()
+        spec = transformer_spec.TransformerSpec(encoder, decoder)
+        layers = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
+        for rule in rules_of(Layout(NAMES), layers):
+            if rule.ours[0] in weights:
+                *path, kind = rule.theirs[0].split(".")
+                kind = OF_NORMS[kind] if path[-1] == "layer_norm" else kind
+                value = torch.cat([weights[one] for one in rule.ours])  # a copy, as CTranslate2 quantizes in place
+                setattr(model_spec.index_spec(spec, "/".join(path)), kind, value)
+        return spec
 
     def get_vocabulary(
         self, model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase
@@ -261,34 +237,17 @@ class VanillaTransformerLoader(ModelLoader):
         config.add_attribute("max_position_embeddings", len(_table(model.model.decoder)))
 
 
-def _options(stack: VanillaTransformerStack) -> dict[str, object]:
-    config: VanillaTransformerConfig = stack.config
+def _options(config: VanillaTransformerConfig, heads: int) -> dict[str, object]:
     return {
         "pre_norm": config.norm_position == "pre",
         "no_final_norm": True,
         "activation": ACTIVATIONS[config.activation_function],
-        "head_dim": _layers(stack)[0].self_attn.head_dim,
+        "head_dim": config.head_dim or config.d_model // heads,
     }
 
 
-def _layers(stack: VanillaTransformerStack) -> list[GradientCheckpointingLayer]:
-    return [*stack.layers]
-
-
-def _set_attention(spec: attention_spec.MultiHeadAttentionSpec, attention: VanillaTransformerAttention) -> None:
-    parts = [attention.q_proj, attention.k_proj, attention.v_proj]
-    *inner, out = spec.linear  # of self-attention one for all three
-    for linear, group in zip(inner, [parts] if len(inner) == 1 else [parts[:1], parts[1:]], strict=True):
-        linear.weight = torch.cat([one.weight for one in group])
-        if attention.q_proj.bias is not None:
-            linear.bias = torch.cat([one.bias for one in group])
-    out.weight = attention.out_proj.weight.clone()
-    if attention.out_proj.bias is not None:
-        out.bias = attention.out_proj.bias
-
-
 def _table(stack: VanillaTransformerStack) -> Tensor:
-    return table_of(stack, max(stack.config.max_position_embeddings, POSITIONS))
+    return table_of(stack, max(stack.config.max_position_embeddings, ROWS))
 
 
 def _filled(tokens: dict[int, str | None], rows: int) -> list[str]:

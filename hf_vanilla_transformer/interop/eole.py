@@ -10,8 +10,7 @@ from ..checkpoints.kinds import CONFIG, VOCABULARY
 from .interface import ConversionError, ConversionOptions, Converted, Settings, check_alike, check_options
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
 from .opennmt import ATTENTION, DECODING, POSITION_ENCODINGS, tokenizer_for, tokens_of
-from .opennmt import TRANSFORMS as OPENNMT_TRANSFORMS
-from .pickles import read
+from .pickles import fields_of, read
 from .segmentation import converted
 
 LAYERS = {stack: f"{stack}.transformer_layers.*" for stack in STACKS}
@@ -54,7 +53,6 @@ UNWANTED = (
     *("parallel_residual", "shared_layer_norm", "ffn_layernorm", "num_experts", "query_norm", "key_norm"),
     *("head_dim", "relative_positions_buckets", "sliding_window", "rope_config", "position_shift"),
 )
-TRANSFORMS = (*OPENNMT_TRANSFORMS, "suffix", "prefix")
 
 
 def recognises(source: Path) -> bool:
@@ -80,11 +78,10 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
     tokens, fields = tokens_of(vocabulary)
     layout = Layout(_names(model), {**_fields(model), **fields}, ignored=IGNORED, required=("*layer_norm.bias",))
     made = from_tensors(tensors, layout)
-    settings: dict[str, object] = {}
+    settings = {name: config.get(name) for name in ("transforms", "data")}
     for one in (config.get("transforms_configs") or {}).values():
-        settings |= one if isinstance(one, dict) else {}
-    transforms = config.get("transforms") or ()
-    return converted(made, options, lambda: tokenizer_for(folder, tokens, settings, transforms, TRANSFORMS), DECODING)
+        settings |= {name: value for name, value in fields_of(one).items() if value}
+    return converted(made, options, lambda: tokenizer_for(folder, tokens, settings), DECODING)
 
 
 def _names(model: Settings) -> dict[str, str | float]:
@@ -104,14 +101,15 @@ def _encoding(model: Settings) -> str:
 
 
 def _fields(model: Settings) -> dict[str, object]:
-    stacks = [{"heads": 8, "mlp_activation_fn": "relu", **model, **(model.get(stack) or {})} for stack in STACKS]
-    check_alike(stacks[0], stacks[1], ["mlp_activation_fn"])
+    usual = {"heads": 8, "mlp_activation_fn": "relu", "norm_eps": 1e-5}
+    stacks = [{**usual, **model, **(model.get(stack) or {})} for stack in STACKS]
+    check_alike(stacks[0], stacks[1], ["mlp_activation_fn", "norm_eps"])
     encoding = _encoding(model)
     return {
         **{f"{stack}_attention_heads": one["heads"] for stack, one in zip(STACKS, stacks, strict=True)},
         "norm_position": "pre",
         "final_layer_norm": True,
-        "layer_norm_eps": model.get("norm_eps", 1e-5),
+        "layer_norm_eps": stacks[0]["norm_eps"],
         "position_encoding": encoding,
         "scale_embedding": encoding != "learned",
         "activation_function": ACTIVATIONS[stacks[0]["mlp_activation_fn"]],

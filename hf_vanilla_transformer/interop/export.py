@@ -1,27 +1,34 @@
-"""Exports a model for another system; each format has a module here with a function that writes it."""
+"""Exports a model for another system; each format has a module here with a function that writes it.
+
+The card and the licence of the result are those of the folder that it comes from, with what the export changed.
+"""
 
 import importlib
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
 
-from ..checkpoints.files import check_new_folder, new_folder
+from transformers import PreTrainedTokenizerBase
+
+from ..checkpoints.files import check_links, check_new_folder, new_folder
+from ..checkpoints.headers import read_json
+from ..checkpoints.kinds import CONFIG
+from ..checkpoints.loading import MODEL_TYPE
 from ..errors import first_line, install
+from ..hub.facts import RunFacts, inherited, local_name, read_facts, said_by_author, with_what_was_said
+from ..hub.model_card import save_card
+from ..hub.upload import LICENSE_OF_CODE
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from . import FORMATS, STOCK
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 
 def export(
-    model: "VanillaTransformerForConditionalGeneration",
+    model: VanillaTransformerForConditionalGeneration,
     output: str | Path,
     *,
     to: str,
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: PreTrainedTokenizerBase,
     source: str | Path | None = None,
     **options: object,
 ) -> list[str]:
@@ -48,14 +55,14 @@ def export(
         CardError: The card in `source` can't be read.
         OSError: The output exists, or can't be written.
     """
-    write, card = writer_of(to), _module("export_card")
+    write = writer_of(to)
     check_new_folder(Path(output))
-    facts, changed = card.facts_about(model, source) if to in STOCK else (None, None)
+    facts, changed = facts_about(model, source) if to in STOCK else (None, None)
     with new_folder(Path(output)) as folder:
         notes = write(model, tokenizer, folder, **options)
-        card.copy_licence(folder, source)
-        if to in STOCK:
-            card.save_stock_card(folder, Path(output), facts, notes)
+        _copy_licence(folder, source)
+        if facts is not None:
+            save_stock_card(folder, Path(output), facts, notes)
             notes = [*notes, *filter(None, [changed])]
     return notes
 
@@ -65,15 +72,38 @@ def writer_of(to: str) -> Callable[..., list[str]]:
     if to not in FORMATS:
         raise ValueError(f"there is no format {to!r}; give one of {', '.join(FORMATS)}")
     try:
-        write: Callable[..., list[str]] = getattr(_module(to), f"write_{to}")
+        write: Callable[..., list[str]] = getattr(importlib.import_module(f".{to}", __package__), f"write_{to}")
     except ImportError as error:
         raise ImportError(f"{to} needs more packages ({first_line(error)}): {install('export')}") from error
     return write
 
 
-def _module(name: str) -> ModuleType:
-    """Imports a module of this folder when it is needed, as commands have to begin at once."""
-    return importlib.import_module(f".{name}", __package__)
+def facts_about(
+    model: VanillaTransformerForConditionalGeneration, source: str | Path | None
+) -> tuple[RunFacts, str | None]:
+    """Returns what is known about a model that comes from a folder or a name on the Hub, and a note as `read_facts`."""
+    folder = Path(source) if source is not None and Path(source).is_dir() else None
+    if folder is not None and read_json(folder / CONFIG).get("model_type") == MODEL_TYPE:
+        return read_facts(folder)
+    said = inherited(str(source or "")) if folder is None else said_by_author(folder)
+    facts = RunFacts("", config=model.config.to_dict(), parameters=model.num_parameters(), converted=True)
+    return with_what_was_said(facts, said), None
+
+
+def save_stock_card(folder: Path, place: Path | str, facts: RunFacts, notes: Sequence[str]) -> None:
+    """Writes the card of a model that was exported as one of transformers' own; `place` is its folder or repository."""
+    (kind,) = read_json(folder / CONFIG)["architectures"]
+    limits = [facts.limits, *(f"{one[0].upper()}{one[1:]}." for one in notes)]
+    name = local_name(place) if isinstance(place, Path) else place
+    save_card(folder, replace(facts, name=name, stock=kind, limits="\n\n".join(filter(None, limits))))
+
+
+def _copy_licence(folder: Path, source: str | Path | None) -> None:
+    """Copies the licence of the weights; that of code stays where the code is."""
+    found = [] if source is None else [one for one in Path(source).glob("LICENSE*") if one.name != LICENSE_OF_CODE]
+    check_links(Path(source or "."), found, in_cache=True)
+    for file in found:
+        shutil.copyfile(file, folder / file.name)
 
 
 __all__ = ["export"]

@@ -5,7 +5,6 @@ are the vocabularies. The sinusoids of fairseq begin after the padding's index, 
 The generation config is that of fairseq-generate without options.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -69,10 +68,9 @@ LANGUAGES = ("source_lang", "target_lang")
 OF_BOTH = ("learned_pos", "normalize_before")  # settings of the stacks that have to be alike
 # Copies of an encoder layer's weights in 0.12.2. It fills them when it loads a model; saved in training, they are zero.
 COPIES = [f"{part}_{kind}" for part in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")]
-NUMBERS = ("[0-9]", "[0-9][0-9]", "[0-9][0-9][0-9]")
 IGNORED = (
     *("*.version", "*._float_tensor", "*.embed_positions.weights"),
-    *(f"encoder.layers.{number}.{copy}" for number in NUMBERS for copy in COPIES),
+    *(f"encoder.layers.*[0-9].{copy}" for copy in COPIES),
 )
 
 
@@ -90,10 +88,9 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
     value = read(file)
     if not isinstance(value, Mapping) or "model" not in value or value.keys().isdisjoint(SETTINGS):
         raise ConversionError(f"{file} is no checkpoint of fairseq: it lacks `model`, or `args` and `cfg`")
-    settings = settings_of(value)
+    settings = _settings(value)
     tensors, dictionaries = tensors_of(value["model"], file), _dictionaries(file.parent, settings)
-    layout = layout_of(settings, tensors)
-    model = from_tensors(tensors, dataclasses.replace(layout, fields={**layout.fields, **sizes_of(dictionaries)}))
+    model = from_tensors(tensors, _layout(settings, tensors, sizes_of(dictionaries)))
     model.generation_config = _generation_config(settings, model.config)
     if model.config.share_encoder_decoder_embeddings and [] not in dictionaries and dictionaries[0] != dictionaries[1]:
         raise ConversionError("source and target share their embeddings, and their dictionaries differ")
@@ -115,7 +112,7 @@ def _generation_config(settings: Settings, config: VanillaTransformerConfig) -> 
 
 
 # ---- Settings ----
-def settings_of(checkpoint: Settings) -> Settings:
+def _settings(checkpoint: Settings) -> Settings:
     """Returns the model's settings under the names of the command line, from `args` or, since 0.10, from `cfg`."""
     config = checkpoint.get("cfg")
     model = fields_of(config.get("model")) if isinstance(config, Mapping) else {}
@@ -127,8 +124,7 @@ def settings_of(checkpoint: Settings) -> Settings:
     return {**settings, "task": settings.get("task") or task.get("_name")}
 
 
-def layout_of(settings: Settings, tensors: Mapping[str, Tensor]) -> Layout:
-    """Returns the layout of a checkpoint."""
+def _layout(settings: Settings, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Layout:
     check_options({name: value for name, value in settings.items() if value}, WANTED, UNWANTED)
     encoder, decoder = ({name: bool(settings.get(f"{one}_{name}")) for name in OF_BOTH} for one in STACKS)
     check_alike(encoder, decoder, OF_BOTH)
@@ -137,6 +133,7 @@ def layout_of(settings: Settings, tensors: Mapping[str, Tensor]) -> Layout:
     has_last_norms = is_pre and "encoder.layer_norm.weight" in tensors  # since 0.6
     fields = {
         **FIXED_FIELDS,
+        **sizes,
         "share_encoder_decoder_embeddings": shares,
         "tie_word_embeddings": shares or bool(settings.get("share_decoder_input_output_embed")),
         "final_layer_norm": has_last_norms,

@@ -27,7 +27,7 @@ from ..checkpoints.kinds import CONFIG, SPMS, TOKENIZER, TOKENIZER_CONFIG, VOCAB
 from ..checkpoints.loading import check_tokenizer, load_model, load_tokenizer, tokenizer_fingerprint, without_advice
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
-from ..hub.facts import CARD, load_card
+from ..hub.facts import load_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .interface import ConversionError, ConversionOptions, Converted, Settings
 from .layout import OUTPUT, POSITIONS, SOURCE, STACKS, TARGET, Layout, from_tensors, layer_names
@@ -104,7 +104,7 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
     folder = _folder_of(str(source), options.revision, None, options.local_files_only)
     model, tokenizer = _load(str(source), folder, options.with_tokenizer)
     try:
-        metadata = load_card(folder / CARD).data.to_dict()  # type: ignore[no-untyped-call]
+        metadata = load_card(folder).data.to_dict()  # type: ignore[no-untyped-call]
     except Exception:  # there is none, or its YAML is damaged
         metadata = {}
     base_model = None if Path(source).is_dir() else str(source)

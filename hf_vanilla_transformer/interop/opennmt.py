@@ -3,7 +3,7 @@
 Its source has no end-of-sentence token; its target begins with the start token of the checkpoint's vocabulary.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -61,7 +61,8 @@ PAD, BOS, EOS = "<blank>", "<s>", "</s>"
 DECODING = "it comes without generation settings: the paper's are written (beam of 4, alpha 0.6)"
 SPECIAL_TOKENS = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": "<unk>"}
 # Transforms of texts that the tokenizer does, and those that are for training alone.
-TRANSFORMS = ("bpe", "sentencepiece", "clean", "filtertoolong", "switchout", "tokendrop", "tokenmask")
+TRANSFORMS = {"bpe", "sentencepiece", "clean", "filtertoolong", "switchout", "tokendrop", "tokenmask"}
+SIDES = ("src", "tgt")
 
 
 def recognises(source: Path) -> bool:
@@ -85,19 +86,7 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
     tokens, fields = tokens_of(checkpoint["vocab"])
     layout = Layout(NAMES, {**_fields(settings), **fields}, required=_required(settings))
     model = from_tensors(_tensors(checkpoint, file), layout)
-    place = file.parent
-    return converted(model, options, lambda: tokenizer_for(place, tokens, settings, _transforms(settings)), DECODING)
-
-
-def _transforms(settings: Settings) -> set[str]:
-    corpora = settings.get("data")
-    parts = [settings, *(corpora.values() if isinstance(corpora, Mapping) else ())]
-    lists = [part.get("transforms") for part in parts if isinstance(part, Mapping)]
-    found = {str(name) for names in lists if isinstance(names, Sequence) for name in names}
-    for side in ("src", "tgt"):
-        if settings.get(f"{side}_vocab_threshold") and settings.get(f"{side}_subword_vocab"):
-            found.add(f"{side}_vocab_threshold")
-    return found
+    return converted(model, options, lambda: tokenizer_for(file.parent, tokens, settings), DECODING)
 
 
 def _fields(settings: Settings) -> dict[str, object]:
@@ -150,24 +139,33 @@ def tokens_of(vocabularies: object) -> tuple[tuple[list[str], list[str]], dict[s
     }
 
 
-def tokenizer_for(
-    folder: Path,
-    tokens: tuple[list[str], list[str]],
-    settings: Settings,
-    transforms: Iterable[str],
-    known: Sequence[str] = TRANSFORMS,
-) -> DictionaryTokenizer:
+def tokenizer_for(folder: Path, tokens: tuple[list[str], list[str]], settings: Settings) -> DictionaryTokenizer:
     """Makes the tokenizer of a model whose sources have no end; refuses transforms of texts that no tokenizer does."""
-    if others := sorted({*transforms}.difference(known)):
+    if others := sorted(_transforms(settings) - TRANSFORMS):
         raise ConversionError(
             f"the model's texts go through {', '.join(others)}, and no tokenizer here does that; convert without one: "
             "--no-tokenizer"
         )
-    named = (settings.get(f"{side}_subword_model") for side in ("src", "tgt"))
+    named = (settings.get(f"{side}_subword_model") for side in SIDES)
     source, target = (file if isinstance(file, str) and file else None for file in named)
     files = (source, target or source)
     special = {name: token for name, token in SPECIAL_TOKENS.items() if token in (*tokens[0], *tokens[1])}
     return tokenizer_of(folder, tokens, special, files=files, source_eos=False)
+
+
+def _transforms(settings: Settings) -> set[str]:
+    """Returns the transforms of all corpora; a prefix or suffix without any text is none."""
+    corpora = settings.get("data")
+    parts = [settings, *(one for one in fields_of(corpora).values() if isinstance(one, Mapping))]
+    lists = [part.get("transforms") for part in parts]
+    found = {str(name) for names in lists if isinstance(names, Sequence) for name in names}
+    for name in ("prefix", "suffix"):
+        if not any(part.get(f"{side}_{name}") for part in parts for side in SIDES):
+            found.discard(name)
+    for side in SIDES:
+        if settings.get(f"{side}_vocab_threshold") and settings.get(f"{side}_subword_vocab"):
+            found.add(f"{side}_vocab_threshold")
+    return found
 
 
 def _is_list_of_texts(value: object) -> bool:

@@ -65,23 +65,12 @@ def tokenizer_of(
     restricted: bool = False,
     levels: Sequence[str | None] = (None, None),
 ) -> DictionaryTokenizer:
-    """Makes the tokenizer of a model from the files in its folder.
+    """Makes the tokenizer of a model from its dictionaries and from the codes or SentencePiece models in its folder.
 
-    Args:
-        folder: Contains subword-nmt's codes or SentencePiece models. Without them, the model has words, unless its
-            dictionaries have pieces of words.
-        dictionaries: The tokens of source and target in the order of ids, special ones included; empty: unknown.
-        special: "pad_token", "eos_token", "unk_token" and others -> token.
-        files: The codes or models of source and target, where these are known; of names in texts, those of folders
-            don't count.
-        languages: Codes of source and target, perhaps parts of the files' names.
-        source_eos: Whether the end-of-sentence token ends sources, too (OpenNMT-py has none there).
-        restricted: Whether only pieces of the dictionary are given where there is a choice (as JoeyNMT does; elsewhere
-            only with a vocabulary's threshold).
-        levels: "word" or "char" for a side that is known to have no pieces of words; None: the files tell.
-
-    Raises:
-        ConversionError: A file is missing or damaged, it isn't clear which file counts, or subword-nmt isn't installed.
+    Dictionaries have the special tokens too; an empty one is unknown. `files` are the codes or models of source and
+    target, where these are known: of a name in a text, its folder doesn't count. `languages` may be parts of the files'
+    names. `restricted`: only pieces of the dictionary are given where there is a choice, as JoeyNMT does. `levels` has
+    "word" or "char" for a side that is known to have no pieces of words.
     """
     if [] in dictionaries:
         raise ConversionError(f"{folder} doesn't have the dictionaries of source and target{WITHOUT}")

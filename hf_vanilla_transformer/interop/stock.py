@@ -8,30 +8,20 @@ import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
     AutoModelForSeq2SeqLM,
-    BlenderbotConfig,
-    BlenderbotForConditionalGeneration,
-    FSMTConfig,
-    FSMTForConditionalGeneration,
     GenerationConfig,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    MarianConfig,
-    MarianMTModel,
     MarianTokenizer,
-    PegasusConfig,
-    PegasusForConditionalGeneration,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as NAMES_OF_CLASSES
 
 from ..checkpoints.kinds import TOKENIZER, TOKENIZER_CONFIG
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
@@ -48,40 +38,25 @@ from .interface import (
     table_of,
 )
 from .layout import POSITIONS
-from .marian import SAME_FIELDS
+from .marian import FIXED_FIELDS, SAME_FIELDS
 from .spm_file import plain
 
 MAX_LENGTH = 512  # tokens of an output, for models whose limit grows with the source
 TYPICAL_LENGTH = 20  # tokens, where the two formulas of the length penalty rank alike
 EPSILON = 1e-5  # of LayerNorm in all of these classes
-
-
-class _Stock(NamedTuple):
-    """One of transformers' classes, and what it has."""
-
-    config: type[PreTrainedConfig]
-    model: type[PreTrainedModel]
-    has_output_bias: bool = True
-    has_two_vocabularies: bool = False  # or embeddings that aren't shared
-    has_table: bool = False  # a trained table of positions
-
-
-MARIAN = _Stock(MarianConfig, MarianMTModel, has_two_vocabularies=True)
-PEGASUS = _Stock(PegasusConfig, PegasusForConditionalGeneration)
-BLENDERBOT = _Stock(BlenderbotConfig, BlenderbotForConditionalGeneration, has_table=True)
-M2M100 = _Stock(M2M100Config, M2M100ForConditionalGeneration, has_output_bias=False)
-FSMT = _Stock(FSMTConfig, FSMTForConditionalGeneration, has_output_bias=False)
-# norm_position and position_encoding -> the class; "pre" is with final norms, "post" without.
+# norm_position and position_encoding -> the class, by its model_type; "pre" is with final norms, "post" without.
 CLASSES = {
-    ("post", "paper"): MARIAN,
-    ("post", "marian"): MARIAN,
-    ("post", "fairseq"): FSMT,
-    ("pre", "paper"): PEGASUS,
-    ("pre", "marian"): PEGASUS,
-    ("pre", "fairseq"): M2M100,
-    ("pre", "tensor2tensor"): BLENDERBOT,
-    ("pre", "learned"): BLENDERBOT,
+    ("post", "paper"): "marian",
+    ("post", "marian"): "marian",
+    ("post", "fairseq"): "fsmt",
+    ("pre", "paper"): "pegasus",
+    ("pre", "marian"): "pegasus",
+    ("pre", "fairseq"): "m2m_100",
+    ("pre", "tensor2tensor"): "blenderbot",
+    ("pre", "learned"): "blenderbot",
 }
+WITH_TWO_VOCABULARIES = "marian"  # or with embeddings that aren't shared
+WITH_TABLE = "blenderbot"  # of positions, which is trained
 
 
 @torch.no_grad()
@@ -89,7 +64,7 @@ def write_stock(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
-    classes: Mapping[tuple[str, str], _Stock] = CLASSES,
+    classes: Mapping[tuple[str, str], str] = CLASSES,
 ) -> list[str]:
     """Writes a model as one of transformers' own, with a tokenizer that transformers 5 and 4.57 open, for `export`."""
     check_plain(model)
@@ -98,22 +73,23 @@ def write_stock(
     ends_sources, tokenizer = getattr(tokenizer, "source_eos", True), plain(tokenizer)
     _check_tokenizer(tokenizer)
     stock = _converted(model, kind)
+    name = type(stock).__name__
     stock.generation_config, notes = _generation_config(model)
     _write_tokenizer(tokenizer, folder, model.config.max_position_embeddings)
     stock.save_pretrained(folder)
     difference = _difference(model, AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32))
     config = model.config
     found = {
-        f"it is a {kind.model.__name__}: AutoModelForSeq2SeqLM and AutoTokenizer open it without this package; logits "
+        f"it is a {name}: AutoModelForSeq2SeqLM and AutoTokenizer open it without this package; logits "
         f"differ by at most {difference:.0e} of the largest (of random tokens), as LayerNorm's epsilon is {EPSILON} in "
         f"place of {config.layer_norm_eps}": True,
         f"its weights are {model.dtype}, as the model's; logits are compared in float32": model.dtype != torch.float32,
         f"positions end at {config.max_position_embeddings:,}; batches have to be padded on the right": True,
         "transformers 5.24 trains its sinusoids and doesn't save them: before a training there, set `requires_grad` of "
-        "the weights of both `embed_positions` to False": kind is MARIAN,
-        "sinusoids are trainable there": kind.has_table and config.position_encoding != "learned",
+        "the weights of both `embed_positions` to False": kind == "marian",
+        "sinusoids are trainable there": kind == WITH_TABLE and config.position_encoding != "learned",
         "it needs transformers 5: 4.57 fails with FSMT, and with two vocabularies": (
-            kind is FSMT or config.decoder_vocab_size not in (None, config.vocab_size)
+            kind == "fsmt" or config.decoder_vocab_size not in (None, config.vocab_size)
         ),
         "label smoothing is the Trainer's there: label_smoothing_factor": config.label_smoothing > 0,
         "its tokenizer ends no text, as the model reads sources so: before a training there, append eos_token_id to "
@@ -122,8 +98,8 @@ def write_stock(
     return [*(note for note, is_so in found.items() if is_so), *notes]
 
 
-def _class_of(config: VanillaTransformerConfig, classes: Mapping[tuple[str, str], _Stock]) -> _Stock:
-    """Returns the class that computes the same; raises `ConversionError` if there is none."""
+def _class_of(config: VanillaTransformerConfig, classes: Mapping[tuple[str, str], str]) -> str:
+    """Returns the model_type of the class that computes the same; raises `ConversionError` if there is none."""
     kind = classes.get((config.norm_position, config.position_encoding))
     if kind is None or config.final_layer_norm != (config.norm_position == "pre"):
         norms = "with" if config.final_layer_norm else "without"
@@ -138,43 +114,44 @@ def _class_of(config: VanillaTransformerConfig, classes: Mapping[tuple[str, str]
         "head_dim or value_head_dim other than d_model / heads": (
             any(size is not None and {size} != usual for size in (config.head_dim, config.value_head_dim))
         ),
-        "output_bias": config.output_bias and not kind.has_output_bias,
-        "two vocabularies": config.decoder_vocab_size is not None and not kind.has_two_vocabularies,
+        "output_bias": config.output_bias and not FIXED_FIELDS[kind]["output_bias"],
+        "two vocabularies": config.decoder_vocab_size is not None and kind != WITH_TWO_VOCABULARIES,
         "share_encoder_decoder_embeddings false": (
-            not config.share_encoder_decoder_embeddings and not kind.has_two_vocabularies
+            not config.share_encoder_decoder_embeddings and kind != WITH_TWO_VOCABULARIES
         ),
         "a decoder that starts with padding, as its positions leave that out": (
             config.position_encoding == "fairseq" and config.decoder_start_token_id == config.pad_token_id
         ),
     }
     if found := [what for what, is_there in problems.items() if is_there]:
-        raise ConversionError(f"{kind.model.__name__} has no place for {', '.join(found)}")
+        raise ConversionError(f"{NAMES_OF_CLASSES[kind]} has no place for {', '.join(found)}")
     return kind
 
 
-def _converted(model: VanillaTransformerForConditionalGeneration, kind: _Stock) -> PreTrainedModel:
+def _converted(model: VanillaTransformerForConditionalGeneration, kind: str) -> PreTrainedModel:
     config = model.config
     fields = {name: getattr(config, name) for name in SAME_FIELDS}
     fields["forced_eos_token_id"] = None
     fields |= {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}  # M2M100's defaults aren't 0
     target, shares = config.target_vocab_size, fields.pop("share_encoder_decoder_embeddings")
-    if kind is MARIAN:
+    if kind == "marian":
         fields |= {"share_encoder_decoder_embeddings": shares, "decoder_vocab_size": target}
-    if kind is FSMT:
+    if kind == "fsmt":
         del fields["vocab_size"]
         fields |= {"src_vocab_size": config.vocab_size, "tgt_vocab_size": target, "langs": ["source", "target"]}
-    stock: PreTrainedModel = kind.model(kind.config(**fields)).to(model.dtype).eval()
+    stock: PreTrainedModel = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(kind, **fields))
+    stock = stock.to(model.dtype).eval()
     stock.load_state_dict(_tensors(model, kind, stock.state_dict()))
     stock.tie_weights()
     return stock
 
 
 def _tensors(
-    model: VanillaTransformerForConditionalGeneration, kind: _Stock, there: dict[str, Tensor]
+    model: VanillaTransformerForConditionalGeneration, kind: str, there: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """Returns the tensors of a stock model, whose own are `there`: ours by their names, zeros for missing biases."""
     config, own = model.config, model.state_dict()
-    if config.position_encoding == "paper" and not kind.has_table:
+    if config.position_encoding == "paper" and kind != WITH_TABLE:
         own = {name: _sines_first(name, value) for name, value in own.items()}
     own = {name.replace(".feed_forward.", "."): value for name, value in own.items()}
     own["model.shared.weight"] = own["model.encoder.embed_tokens.weight"]
@@ -185,13 +162,13 @@ def _tensors(
     for name, value in there.items():
         if name.removeprefix("model.") in POSITIONS:
             stack = model.model.encoder if ".encoder." in name else model.model.decoder
-            tensors[name] = table_of(stack, len(value)).to(value) if kind.has_table else value
+            tensors[name] = table_of(stack, len(value)).to(value) if kind == WITH_TABLE else value
         elif name in own:
             tensors[name] = own[name]
         elif name.endswith("bias"):
             tensors[name] = torch.zeros_like(value)
         else:
-            raise ConversionError(f"{kind.model.__name__} has {name}, and the model doesn't")
+            raise ConversionError(f"{NAMES_OF_CLASSES[kind]} has {name}, and the model doesn't")
     return tensors
 
 

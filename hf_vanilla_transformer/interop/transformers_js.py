@@ -24,7 +24,7 @@ QUANTIZED = "_quantized"  # the end of the names of graphs in 8 bits
 BEFORE_WORD = r"(?<![\s\p{P}])(?=\s+(?![\s\p{P}]))"
 BEFORE_CONTROL_TOKEN_END = r"(?<=<pad|<s|</s)(?=>)"
 # transformers.js has no Pegasus; a Blenderbot is one whose positions are in the file.
-CLASSES = {key: stock.BLENDERBOT if kind is stock.PEGASUS else kind for key, kind in stock.CLASSES.items()}
+CLASSES = {key: "blenderbot" if kind == "pegasus" else kind for key, kind in stock.CLASSES.items()}
 
 
 def write_transformers_js(
@@ -34,7 +34,7 @@ def write_transformers_js(
     progress: Progress = lambda step: None,
 ) -> list[str]:
     """Writes a model as `write_stock` does, and its graphs in float32 and in 8 bits: a writer of `export`."""
-    if CLASSES.get((model.config.norm_position, model.config.position_encoding)) is stock.FSMT:
+    if CLASSES.get((model.config.norm_position, model.config.position_encoding)) == "fsmt":
         raise ConversionError("transformers.js has no FSMT, which this model would be; leave out --onnx")
     if 4 * model.num_parameters() >= LARGEST:
         raise ConversionError(f"in float32 its weights have more than {LARGEST:,} bytes; leave out --onnx")

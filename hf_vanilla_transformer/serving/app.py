@@ -111,7 +111,11 @@ def create_app(models: ByPair, settings: ServiceSettings | None = None, metrics:
 
     open_document("", ".html")  # a library that is missing is an error now
     app = FastAPI(title="vanilla-transformer serve")
-    app.add_exception_handler(HTTPException, _error)
+
+    @app.exception_handler(HTTPException)
+    async def refuse(request: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
     app.add_exception_handler(Exception, lambda request, error: JSONResponse({"error": "internal error"}, 500))
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.body)
     if origins := settings.cors_origins:
@@ -154,11 +158,6 @@ def create_app(models: ByPair, settings: ServiceSettings | None = None, metrics:
             return Response(generate_latest(counters.registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
-
-
-async def _error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
 async def _answer(request: Request, asked: type[Asked], settings: ServiceSettings, work: Work[Asked]) -> Response:
@@ -289,14 +288,11 @@ def _check_site(request: Request, origins: Sequence[str]) -> None:
         raise HTTPException(403, f"pages of {origin} may not use this service; its --cors-origin lets them")
 
 
-def _check_key(given: str, api_key: str | None) -> None:
-    if api_key is not None and not secrets.compare_digest(given.encode(errors="surrogatepass"), api_key.encode()):
-        raise HTTPException(403, "Invalid API key" if given else "api_key is missing; ask who runs this service")
-
-
 def _texts(fields: Texts, settings: ServiceSettings) -> list[str]:
     """Returns the texts of a request that may ask for that much."""
-    _check_key(fields.api_key, settings.api_key)
+    given, right = fields.api_key.encode(errors="surrogatepass"), settings.api_key
+    if right is not None and not secrets.compare_digest(given, right.encode()):
+        raise HTTPException(403, "Invalid API key" if given else "api_key is missing; ask who runs this service")
     texts = [fields.q] if isinstance(fields.q, str) else fields.q
     if len(texts) > settings.texts:
         raise HTTPException(413, f"q has {len(texts):,} texts, and the limit is {settings.texts:,}")

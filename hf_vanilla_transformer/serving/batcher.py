@@ -102,7 +102,12 @@ class Batcher:
         divided = await asyncio.to_thread(divide) if sum(map(len, texts)) > MANY_CHARACTERS else divide()
         if not (pieces := [piece for some in divided for piece in some]):
             return [[join_linked([], [])] for _ in texts]
-        request = self._request(pieces, BatchKey(n_best, source, target, linked))
+        key, done = BatchKey(n_best, source, target, linked), asyncio.get_running_loop().create_future()
+        request = _Request(pieces, key, done, deque(range(len(pieces))))
+        # A request counts for at most half of the limit, so that a long one doesn't keep out short ones.
+        counted = (min(one.waiting_tokens, self._max_waiting_tokens // 2) for one in [*self._requests, request])
+        if sum(counted) > self._max_waiting_tokens:
+            raise QueueFullError(f"{self.waiting_tokens:,} tokens wait already")
         self._requests.append(request)
         if len(self._waiting()) >= self._expected:
             self._gathered.set()
@@ -114,16 +119,6 @@ class Batcher:
             self._requests.remove(request)
         rows = iter(request.results[number] for number in range(len(pieces)))
         return [_joined(some, [next(rows) for _ in some]) for some in divided]
-
-    def _request(self, pieces: Sequence[Piece], key: BatchKey) -> _Request:
-        """Returns a request, unless too much waits."""
-        done = asyncio.get_running_loop().create_future()
-        request = _Request(pieces, key, done, deque(range(len(pieces))))
-        # A request counts for at most half of the limit, so that a long one doesn't keep out short ones.
-        waiting = sum(min(one.waiting_tokens, self._max_waiting_tokens // 2) for one in [*self._requests, request])
-        if waiting > self._max_waiting_tokens:
-            raise QueueFullError(f"{self.waiting_tokens:,} tokens wait already")
-        return request
 
     async def _translate_batches(self) -> None:
         run = asyncio.get_running_loop().run_in_executor

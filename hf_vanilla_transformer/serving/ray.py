@@ -79,7 +79,7 @@ def translate_files(
     jobs: Sequence[FileJob],
     model: str | Sequence[str],  # as for `Translator`, on every node
     *,
-    actors: tuple[int, int] = (1, 1),  # models at least and at most
+    actors: int = 1,  # models at a time, at most
     cpus: int = 1,  # of each
     options: Mapping[str, object] | None = None,  # for each call of the translator
     opening: Mapping[str, object] | None = None,  # for `Translator`
@@ -94,7 +94,7 @@ def translate_files(
         _TranslateFiles,
         fn_constructor_args=(jobs, model),
         fn_constructor_kwargs={"options": options, **(opening or {})},
-        compute=ray.data.ActorPoolStrategy(min_size=actors[0], max_size=actors[1]),
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=actors),
         num_cpus=cpus,
         batch_size=1,
     )

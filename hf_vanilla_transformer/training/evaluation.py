@@ -87,7 +87,7 @@ class TranslationMetrics:
         return [place if unknown in row else row for place, row in enumerate(rows)]
 
     def _hypotheses(self, ids: NDArray[np.int64]) -> list[str]:
-        texts, spelling = self._texts(ids), Spelling(self.tokenizer, "mark", unknown_ids(self.tokenizer)[1])
+        texts, spelling = self._texts(ids), Spelling.of(self.tokenizer, None)
         for place in np.flatnonzero((ids == (-1 if spelling.unknown is None else spelling.unknown)).any(axis=1)):
             texts[place] = spelling.text(ids[place][ids[place] >= 0].tolist())
         return texts

@@ -11,11 +11,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..checkpoints.averaging import average_checkpoints
 from ..checkpoints.completeness import complete_checkpoints
 from ..checkpoints.files import write_text
+from ..checkpoints.kinds import SCORES
 from ..checkpoints.loading import load_checkpoint
 from ..data.corpora import read_corpus
 from ..data.formats import Corpus, is_table
 from ..engine import attach_if_supported
-from ..hub.facts import SCORES, Evaluation, RunFacts, Sample, inherited, local_name, said_by_author, with_what_was_said
+from ..hub.facts import Evaluation, RunFacts, Sample, inherited, local_name, said_by_author, with_what_was_said
 from ..hub.model_card import save_card
 from ..hub.upload import prepare, publish
 from ..translation.evaluation import evaluate

@@ -56,7 +56,7 @@ def check_ranges(arguments: object) -> None:
             raise RecipeError(f"{name} is {value}; give {text}")
 
 
-def _refuse(problems: Mapping[str, object]) -> None:
+def refuse(problems: Mapping[str, object]) -> None:
     """Raises the first of these errors that applies."""
     for problem, applies in problems.items():
         if applies:
@@ -66,7 +66,7 @@ def _refuse(problems: Mapping[str, object]) -> None:
 def check_training(args: Any) -> None:
     """Refuses VanillaTransformerTrainingArguments that are wrong in Python code too."""
     compiles = args.torch_compile
-    _refuse({
+    refuse({
         f"max_steps is {args.max_steps}; give num_train_epochs, or max_steps of 0 or more":
             args.max_steps < 0 and not args.num_train_epochs,
         f"task is {args.task!r}; give one of {', '.join(TASKS)}": args.task not in (None, *TASKS),
@@ -74,6 +74,8 @@ def check_training(args: Any) -> None:
             args.hub_strategy != "end",
         "packed batches are bounded by tokens; give per_device_train_batch_tokens":
             args.packed and not args.per_device_train_batch_tokens,
+        "packed batches aren't sorted by length; leave length_tolerance or packed out":
+            args.packed and args.length_tolerance > 0,
         "dropout_warmup_steps would compile packed batches at each update; leave torch_compile out":
             args.packed and compiles and args.dropout_warmup_steps,
         "packed batches aren't supported with CUDA graphs; leave torch_compile_mode out":
@@ -99,7 +101,7 @@ def check_recipe(places: Sequence[Mapping[str, object]], given: Mapping[str, obj
 
 
 def _check_model(data: Any, model: Any) -> None:
-    _refuse({
+    refuse({
         f"early_stopping is {model.early_stopping!r}; give true, false or never":
             model.early_stopping not in (None, True, False, "never"),
         f"tied is {model.tied!r}; give one of {', '.join(TIED)}": model.tied not in (None, *TIED),
@@ -135,14 +137,12 @@ def _check_together(given: Mapping[str, object], data: Any, args: Any) -> None:
     last, kept = args.average_last, args.save_total_limit or math.inf
     available = get_available_reporting_integrations()
     missing = [name for name in args.report_to if name not in available]
-    _refuse({
+    refuse({
         "num_train_epochs and max_steps are both given; set num_train_epochs to 0, or max_steps to -1":
             args.num_train_epochs > 0 and given.get("max_steps", -1) != -1,
         "a stream has no epochs that could be counted; give max_steps with streaming":
             streaming and args.max_steps < 1,
         "packed batches need the lengths of all pairs; leave streaming or packed out": streaming and args.packed,
-        "packed batches aren't sorted by length; leave length_tolerance or packed out":
-            args.packed and args.length_tolerance > 0,
         "streaming shuffles sentences only for batches by tokens; give per_device_train_batch_tokens":
             streaming and not by_tokens,
         f"a sentence of max_length {data.max_length} may not fit into per_device_train_batch_tokens "
@@ -177,17 +177,4 @@ def _check_together(given: Mapping[str, object], data: Any, args: Any) -> None:
         "nothing would be computed in float16 on a CPU; use bf16": args.fp16 and args.device.type == "cpu",
         f"report_to is {', '.join(missing)}, which isn't available; {install('train')} for tensorboard, or choose "
         f"from: {', '.join(available)}": missing,
-    })  # fmt: skip
-
-
-def check_complete(data: Any, args: Any, *, resume: bool, dry_run: bool) -> None:
-    """Refuses to start a run that lacks a folder or data, or that can't be resumed."""
-    has_data = {part: getattr(data, f"{part}_source") or getattr(data, f"{part}_data") for part in PARTS}
-    evaluates = args.eval_strategy != "no" or args.eval_on_start
-    _refuse({
-        "--dry-run trains in a temporary folder, with no run to resume; leave --resume out": resume and dry_run,
-        "the run needs an output folder: --output-dir outputs/my-run": not args.output_dir,
-        "no training data; give train_source and train_target, or train_data": not has_data["train"],
-        "eval_strategy needs validation_source and validation_target, or validation_data":
-            evaluates and not has_data["validation"],
     })  # fmt: skip

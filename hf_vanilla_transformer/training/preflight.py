@@ -22,7 +22,7 @@ from ..hub.facts import TARGET_TOKENS
 from ..hub.upload import check_token
 from ..metrics import corpus_bleu
 from .arguments import Arguments
-from .options import PARTS, RecipeError
+from .options import PARTS, RecipeError, refuse
 from .run_folder import saved
 from .trainer import VanillaTransformerTrainer
 
@@ -31,13 +31,17 @@ PAIRS_SHOWN = 3
 TOKENS_OF_REHEARSAL = 4  # of each translation
 
 
-def check_inputs(arguments: Arguments, *, is_new: bool) -> dict[str, Corpus]:
-    """Checks, before any data is read, that there are its files, a model and its measures; returns the corpora.
-
-    Only a run that begins (`is_new`) reads `embeddings`.
-    """
+def check_inputs(arguments: Arguments, *, resume: bool, dry_run: bool) -> dict[str, Corpus]:
+    """Checks, before any data is read, that nothing of a run is missing, as its files or model; returns the corpora."""
     data, model, args = arguments
     corpora = {part: data.corpus(part) for part in PARTS}
+    refuse({
+        "--dry-run trains in a temporary folder, with no run to resume; leave --resume out": resume and dry_run,
+        "the run needs an output folder: --output-dir outputs/my-run": not args.output_dir,
+        "no training data; give train_source and train_target, or train_data": not corpora["train"],
+        "eval_strategy needs validation_source and validation_target, or validation_data":
+            (args.eval_strategy != "no" or args.eval_on_start) and not corpora["validation"],
+    })  # fmt: skip
     for name in (model.model_name_or_path, model.tokenizer_name_or_path):
         if name and not Path(name).is_dir():
             check_model_on_hub(name)
@@ -45,7 +49,7 @@ def check_inputs(arguments: Arguments, *, is_new: bool) -> dict[str, Corpus]:
         check_token()
     if not model.model_name_or_path:
         config = model.config(model.vocab_size)  # the tokenizer's vocabulary may be smaller
-        if model.embeddings and is_new:
+        if model.embeddings and not resume:  # a checkpoint has them
             next(read_vectors(model.embeddings, config.d_model), None)
     try:
         corpus_bleu(["a"], ["a"], tokenize=args.bleu_tokenize)

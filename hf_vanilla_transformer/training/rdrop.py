@@ -9,19 +9,17 @@ CE is the model's smoothed cross-entropy. All of it is summed over target tokens
 update, as CE alone is, so that accumulation and several processes change nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .arguments import VanillaTransformerTrainingArguments
-from .options import RecipeError
-from .sharding import ShardingTrainer
 
 LOGITS_PER_CHUNK = 2**18  # 1 MiB in float32: half a dozen such tensors stay in the cache
 
@@ -89,37 +87,14 @@ def _chunk(first: Tensor, second: Tensor, labels: Tensor, eps: float, weight: fl
     return loss, of_first, of_second
 
 
-class RDropTrainer(ShardingTrainer):
-    """Seq2SeqTrainer with R-Drop, if `rdrop_alpha` isn't 0."""
-
-    args: VanillaTransformerTrainingArguments
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        if self.args.rdrop_alpha:
-            self._check_rdrop()
-
-    def _check_rdrop(self) -> None:
-        model = self.model
-        if not isinstance(model, VanillaTransformerForConditionalGeneration):
-            raise RecipeError(f"rdrop_alpha is for this package's model, not {type(model).__name__}; leave it out")
-        if self.compute_loss_func is not None:
-            raise RecipeError("rdrop_alpha needs the model's own loss; leave compute_loss_func out")
-        if model._compiled_call_impl is not None:
-            raise RecipeError("rdrop_alpha doesn't work with torch.compile; give the model as it is")
-        if self.is_fsdp_enabled:
-            raise RecipeError("rdrop_alpha needs the complete model in each process; train without FSDP")
-
-    def compute_loss(
-        self, model: nn.Module, inputs: Mapping[str, Tensor | bool], *args: object, **kwargs: object
-    ) -> Tensor:
-        """The loss of two predictions in training, and the cross-entropy alone in evaluations."""
-        if not self.args.rdrop_alpha or not model.training or "labels" not in inputs:
-            return super().compute_loss(model, inputs, *args, **kwargs)
-        doubled = {name: torch.cat([x, x]) if isinstance(x, Tensor) else x for name, x in inputs.items()}
-        plain = self.model.loss_function
-        try:
-            self.model.loss_function = partial(rdrop_loss, alpha=self.args.rdrop_alpha)
-            return super().compute_loss(model, {**doubled, "skip_logits": True}, *args, **kwargs)
-        finally:
-            self.model.loss_function = plain
+@contextmanager
+def rdrop(
+    model: VanillaTransformerForConditionalGeneration, inputs: Mapping[str, Tensor | bool], alpha: float
+) -> Iterator[dict[str, Tensor | bool]]:
+    """Doubles a batch, and lets the model compute R-Drop's loss of it meanwhile."""
+    plain = model.loss_function
+    model.loss_function = partial(rdrop_loss, alpha=alpha)
+    try:
+        yield {name: torch.cat([x, x]) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    finally:
+        model.loss_function = plain

@@ -41,7 +41,7 @@ from .arguments import Arguments
 from .callbacks import Console
 from .evaluation import TranslationMetrics, by_length, measures_of
 from .finish import finish_run
-from .options import RecipeError, check_complete
+from .options import RecipeError
 from .preflight import check_inputs, measured, preflight
 from .run_facts import run_facts
 from .run_folder import (
@@ -91,8 +91,7 @@ class Run:
 
     def check(self) -> None:
         """Checks what can be checked before any data is read."""
-        check_complete(self.data, self.args, resume=self.resume, dry_run=self.dry_run)
-        self.corpora = check_inputs(self.arguments, is_new=not self.resume)
+        self.corpora = check_inputs(self.arguments, resume=self.resume, dry_run=self.dry_run)
         if self.main and not self.dry_run:
             check_folder(self.arguments, resume=self.resume)
 
@@ -193,8 +192,10 @@ class Run:
         with self.args.main_process_first(desc="tokenizing the corpus"):
             train = self._mixed(parts, tokenizer)
             if self.corpora["validation"]:
-                lines = read_corpus(self.corpora["validation"])
-                validation = by_length(tokenize(lines, tokenizer, Cleaning(sys.maxsize)))
+                lines, cleaning = read_corpus(self.corpora["validation"]), Cleaning(sys.maxsize)
+                validation = by_length(tokenize(lines, tokenizer, cleaning))
+                if cleaning.left_out:
+                    self.say(f"Validation data during training: {cleaning}")
                 self._say_unknown("Validation", validation, tokenizer)
         if not self.data.streaming:
             self.say(f"Training data: {self.cleaning}")

@@ -6,9 +6,9 @@ from dataclasses import replace
 import datasets
 import torch
 import transformers
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTrainer
+from transformers import PreTrainedModel, Seq2SeqTrainer
 
-from ..data.symbols import splits_into_symbols
+from ..data.symbols import symbol_splitter
 from ..hub.facts import TEXT2TEXT, TRANSLATION, Evaluation, RunFacts, Sample, TrainingFacts, curve_of, local_name
 from .arguments import VanillaTransformerTrainingArguments
 from .schedule import peak_learning_rate
@@ -22,9 +22,10 @@ def run_facts(trainer: Seq2SeqTrainer, seconds: float | None = None) -> RunFacts
         recipe = replace(recipe, optimizer=None, schedule=None, learning_rate=None)
     step, last = _update_of_weights(trainer), trainer.state.global_step
     scores, samples = trainer.validations.get(step, ({}, []))
+    task = args.task or ("text2text" if symbol_splitter(trainer.processing_class) else "translation")
     return RunFacts(
         name=trainer.hub_model_id or args.hub_model_id or local_name(args.output_dir or "model"),
-        task=_task(trainer),
+        task=TEXT2TEXT if task == "text2text" else TRANSLATION,
         config=model.config.to_dict(),
         parameters=model.num_parameters(),
         training_pairs=len(trainer.train_dataset) if isinstance(trainer.train_dataset, datasets.Dataset) else None,
@@ -41,14 +42,6 @@ def run_facts(trainer: Seq2SeqTrainer, seconds: float | None = None) -> RunFacts
         evaluations=[Evaluation(dataset="validation set", scores=list(scores.values()))] if scores else [],
         samples=[Sample(*sample) for sample in samples],
     )
-
-
-def _task(trainer: Seq2SeqTrainer) -> str:
-    tokenizer = trainer.processing_class
-    if trainer.args.task:
-        return TRANSLATION if trainer.args.task == "translation" else TEXT2TEXT
-    symbols = isinstance(tokenizer, PreTrainedTokenizerBase) and splits_into_symbols(tokenizer)
-    return TEXT2TEXT if symbols else TRANSLATION
 
 
 def recipe_of(args: VanillaTransformerTrainingArguments, model: PreTrainedModel, processes: int) -> TrainingFacts:
@@ -74,10 +67,9 @@ def recipe_of(args: VanillaTransformerTrainingArguments, model: PreTrainedModel,
 
 
 def _optimizer(args: VanillaTransformerTrainingArguments) -> str:
-    kind = str(getattr(args.optim, "value", args.optim))
     adam = f"Adam, beta {args.adam_beta1} and {args.adam_beta2}, epsilon {args.adam_epsilon}"
     decay = f", weight decay {args.weight_decay}" if args.weight_decay else ""
-    return (adam if kind.startswith("adamw_torch") else kind) + decay
+    return (adam if args.optimizer.startswith("adamw_torch") else args.optimizer) + decay
 
 
 def _update_of_weights(trainer: Seq2SeqTrainer) -> int:

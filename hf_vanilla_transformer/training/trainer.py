@@ -39,15 +39,16 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from .arguments import VanillaTransformerTrainingArguments
 from .callbacks import Divergence, DropoutWarmup, in_any_process
 from .evaluation import TranslationMetrics
-from .options import RecipeError
+from .options import RecipeError, refuse
 from .pushes import PushingTrainer
-from .rdrop import RDropTrainer
+from .rdrop import rdrop
 from .schedule import count_from_one, peak_learning_rate, set_rates
+from .sharding import ShardingTrainer
 
 logger = logging.get_logger(__name__)
 
 
-class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
+class VanillaTransformerTrainer(PushingTrainer, ShardingTrainer):
     """Seq2SeqTrainer with the paper's schedule, batches by tokens, a loss without logits, and perplexity per token.
 
     It stops a run that diverges (`max_nonfinite_updates`) and saves no checkpoint with weights that aren't finite.
@@ -72,7 +73,7 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         forward = self.accelerator.unwrap_model(self.model).forward
         self._can_skip_logits = "skip_logits" in inspect.signature(forward).parameters
         self._check_precision()
-        self._check_packed()
+        self._check_options()
         self._evaluated = torch.zeros(2, dtype=torch.float64)  # of an evaluation: loss times tokens, and tokens
         given = self.optimizer, self.lr_scheduler, self.optimizer_cls_and_kwargs
         self.has_own_optimizer = given != (None, None, None)  # in place of the one that the arguments describe
@@ -92,15 +93,23 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         if torch.bfloat16 in types:
             logger.warning(f"the model's weights are bfloat16, whose rounding loses small updates; {fix}")
 
-    def _check_packed(self) -> None:
-        if not self.args.packed:
-            return
-        if type(self.model) is not VanillaTransformerForConditionalGeneration:
-            raise RecipeError(f"packed is for this package's model, not {type(self.model).__name__}; leave it out")
-        if isinstance(self.train_dataset, datasets.IterableDataset):
-            raise RecipeError("packed batches need the lengths of all pairs, which a stream doesn't have; leave it out")
-        if self.args.torch_compile and self.is_fsdp_enabled:
-            raise RecipeError("packed batches can't be compiled with FSDP; leave torch_compile out")
+    def _check_options(self) -> None:
+        """Refuses packed batches and R-Drop for models, data and losses that they aren't made for."""
+        packed, alpha, kind = self.args.packed, self.args.rdrop_alpha, type(self.model)
+        is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
+        refuse({
+            f"packed is for this package's model, not {kind.__name__}; leave it out":
+                packed and kind is not VanillaTransformerForConditionalGeneration,
+            "packed batches need the lengths of all pairs, which a stream doesn't have; leave it out":
+                packed and isinstance(self.train_dataset, datasets.IterableDataset),
+            "packed batches can't be compiled with FSDP; leave torch_compile out":
+                packed and self.args.torch_compile and self.is_fsdp_enabled,
+            f"rdrop_alpha is for this package's model, not {kind.__name__}; leave it out": alpha and not is_ours,
+            "rdrop_alpha needs the model's own loss; leave compute_loss_func out": alpha and self.compute_loss_func,
+            "rdrop_alpha doesn't work with torch.compile; give the model as it is":
+                alpha and self.model._compiled_call_impl,
+            "rdrop_alpha needs the complete model in each process; train without FSDP": alpha and self.is_fsdp_enabled,
+        })  # fmt: skip
 
     def create_accelerator_and_postprocess(self) -> None:
         """Creates the Accelerator; for packed batches, the shortcuts compile each layer, and it nothing."""
@@ -305,7 +314,7 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         """The optimizer's class and arguments; its rate is the paper's where `learning_rate` is None."""
         args, rate = copy.copy(args), peak_learning_rate(args, model)
         args.learning_rate = rate  # of the copy: the same arguments may train a model of another size
-        kind, kwargs = RDropTrainer.get_optimizer_cls_and_kwargs(args, model)
+        kind, kwargs = ShardingTrainer.get_optimizer_cls_and_kwargs(args, model)
         names = [one.partition("=")[0].strip() for one in (args.optim_args or "").split(",") if one]
         if kind.__module__.startswith("torch.optim") and (unread := [name for name in names if name not in kwargs]):
             raise RecipeError(f"optim_args: {kind.__name__} has no {unread[0]!r}; check the spelling")
@@ -329,10 +338,14 @@ class VanillaTransformerTrainer(PushingTrainer, RDropTrainer):
         if self.compute_loss_func is not None:
             return super().compute_loss(model, inputs, *args, **kwargs)
         items, labels = kwargs.pop("num_items_in_batch", None), inputs.get("labels")
-        if self._can_skip_logits and self.label_smoother is None and model.training and isinstance(labels, Tensor):
+        if not isinstance(labels, Tensor) or not model.training:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        if self._can_skip_logits and self.label_smoother is None:
             inputs = {**inputs, "skip_logits": True}
-        loss = super().compute_loss(model, inputs, *args, **kwargs)
-        if items is None or not isinstance(labels, Tensor) or not model.training:
+        alpha = self.args.rdrop_alpha
+        with rdrop(self.model, inputs, alpha) if alpha else nullcontext(inputs) as batch:
+            loss: Tensor = super().compute_loss(model, batch, *args, **kwargs)
+        if items is None:
             return loss
         share = (labels != -100).sum() / torch.as_tensor(items, device=labels.device).clamp(min=1)
         # The count is over all processes, whose gradients are averaged.

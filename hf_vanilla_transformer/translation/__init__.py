@@ -6,9 +6,8 @@ __all__ = ["register_pipeline"]
 def register_pipeline(task: str) -> None:
     """Registers the pipeline of a task, "vanilla-translation", with transformers, which has none for translation.
 
-    The pipeline is named and not imported, as transformers does with its own. `PIPELINE_REGISTRY.register_pipeline`
-    would need the class, and `save_pretrained` would copy its code; that can't run without this package. Checkpoints
-    carry a simpler one, `VanillaTransformerPipeline`.
+    It is named, not imported: of a class, `save_pretrained` would copy the code, which can't run without this package.
+    Checkpoints carry a simpler one, `VanillaTransformerPipeline`.
     """
     from transformers import AutoModelForSeq2SeqLM  # here, as importing the folder needs neither
     from transformers.pipelines import PIPELINE_REGISTRY

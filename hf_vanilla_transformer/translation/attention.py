@@ -7,10 +7,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from .backend import Call
-from .decoding import backend_of, target_encoder
-from .languages import begun, check_target_codes
-from .reading import Encode, encode_within, encoder, namers
+from .backend import Backend, Call
+from .decoding import backend_of, read_pairs
+from .reading import namers
 
 # Weights grow with the square of the length, and no picture shows that many tokens.
 MAX_TOKENS = 512
@@ -37,44 +36,38 @@ def attention_of(
 ) -> Attention:
     """Returns the attention of all layers and heads for one sentence, as `model(..., output_attentions=True)` does.
 
-    Args:
-        model: A sequence-to-sequence model that returns its attention weights.
-        tokenizer: Its tokenizer.
-        source: The sentence.
-        target: The translation that the model is forced to write; None: its own, by its generation config.
-        **languages: `src_lang`, `tgt_lang` and `source_prefix` as for a `Call`.
+    The model is forced to write the `target`; None: it writes its own, by its generation config. `languages` are
+    `src_lang`, `tgt_lang` and `source_prefix` of a `Call`.
 
     Raises:
-        TypeError: A text is not a string.
-        ValueError: The model is in training mode, a text is empty or has more than 512 tokens or than the model has
-            positions, weights are NaN or infinite, the model has several languages and they aren't given, or it shows
-            no attention weights.
+        ValueError: A text is empty or has more than 512 tokens or than the model has positions, weights are NaN or
+            infinite, or the model shows no attention weights.
     """
-    backend = backend_of(model, tokenizer)
-    if backend is model:
+    if isinstance(model, Backend):
         raise ValueError("a model in CTranslate2's format shows no attention weights; give the model itself")
-    _check("source", source)
-    if target is not None:
-        _check("target", target)
-    call = Call.of(backend, tokenizer, languages)
-    check_target_codes(tokenizer, [source], needed=call.languages.asked["tgt_lang"] is None)
-    with call.languages.read_by(tokenizer):
-        text, read = begun(tokenizer, source, call.languages.begin), target_encoder(call.plan, tokenizer)
-        source_ids = _token_ids(encoder(tokenizer), "source", text, call.limit)
-        forced = None if target is None else _token_ids(read, "target", target, call.limit)
+    texts = {"source": source} if target is None else {"source": source, "target": target}
+    for name, text in texts.items():
+        _check(name, text)
+    call = Call.of(backend_of(model, tokenizer), tokenizer, languages)
+    sources, targets = read_pairs(call, [source], [] if target is None else [target])
+    limit, rows = min(MAX_TOKENS, call.limit), dict[str, list[int]]()
+    for name, ids in zip(texts, [*sources, *targets], strict=True):
+        if ids is None or len(ids) > limit:
+            raise ValueError(f"{name} has more than {limit:,} tokens; give one sentence of it")
+        rows[name] = ids
     with torch.no_grad():
-        inputs = torch.tensor([source_ids], device=model.device)
+        inputs = torch.tensor([rows["source"]], device=model.device)
         batch = {"input_ids": inputs, "attention_mask": torch.ones_like(inputs)}
-        if forced is None:
+        if target is None:
             found = model.generate(**batch, **call.options, num_return_sequences=1, return_dict_in_generate=False)
             sequence = found[0].tolist()
         else:  # the start token, and the target
-            sequence = [call.plan.start, *forced]
+            sequence = [call.plan.start, *rows["target"]]
         read, predicted = sequence[:-1], sequence[1:]
         decoder_inputs = torch.tensor([read], device=model.device)
         output = model(**batch, decoder_input_ids=decoder_inputs, output_attentions=True, use_cache=False)
     return Attention(
-        source_pieces=_readable(tokenizer, source_ids, side=0),
+        source_pieces=_readable(tokenizer, rows["source"], side=0),
         input_pieces=_readable(tokenizer, read, side=1),
         target_pieces=_readable(tokenizer, predicted, side=1),
         encoder=_stacked(model, output, "encoder_attentions"),
@@ -89,14 +82,6 @@ def _check(name: str, text: object) -> None:
     if not text.strip():
         fix = "" if name == "source" else ", or leave it out to see the model's own translation"
         raise ValueError(f"{name} is empty; give a sentence{fix}")
-
-
-def _token_ids(read: Encode, name: str, text: str, limit: int) -> list[int]:
-    """Tokenizes the source or the target; `name` says which."""
-    (ids,) = encode_within(read, [text], min(MAX_TOKENS, limit))
-    if ids is None:
-        raise ValueError(f"{name} has more than {min(MAX_TOKENS, limit):,} tokens; give one sentence of it")
-    return ids
 
 
 def _stacked(model: PreTrainedModel, output: ModelOutput, name: str) -> Tensor:

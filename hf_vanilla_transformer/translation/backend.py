@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,8 +15,11 @@ from .reading import Namer, Segment, namers
 from .spelling import Spelling
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ..checkpoints.loading import Where
 
 # Longest source that is translated as one. Sentences are far shorter, and attention to this many tokens takes some
 # megabytes per head.
@@ -25,8 +29,7 @@ MAX_NEW_TOKENS = 512  # of another package's model whose settings name no limit:
 LARGEST = {
     **dict.fromkeys(("num_beams", "num_return_sequences", "n_best"), 1_000),
     **dict.fromkeys(("max_new_tokens", "max_length", "max_extra_length"), 10_000),
-    **dict.fromkeys(("max_source_tokens", "max_tokens"), 10_000),
-    **{"batch_tokens": 1_000_000, "batch_size": 100_000, "window": 100_000},
+    **{"max_source_tokens": 10_000, "batch_tokens": 1_000_000, "batch_size": 100_000, "window": 100_000},
 }
 
 
@@ -34,43 +37,41 @@ class DeviceError(ValueError):
     """A device can't be used; the message says why."""
 
 
+@dataclass(frozen=True)
+class Opening:
+    """How a `Translator` opens a model; fields are its arguments."""
+
+    backend: str
+    tokenizer: "PreTrainedTokenizerBase | str | Path | None"
+    device: "str | torch.device | None"
+    compute_type: str
+    dtype: "torch.dtype | str"
+    threads: int | None
+    where: "Where"
+
+
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """How much each token of a translation attends to each token of its source.
+    """How much each token of a translation attends to each token of its source."""
 
-    Attributes:
-        source: The source's tokens, (S,).
-        target: The tokens that the model wrote, (T,), without those of a prefix.
-        weights: The mean of the last layer's heads, (T, S).
-        source_ids: The ids of the source's tokens, (S,).
-        target_ids: The ids of the target's tokens, (T,).
-    """
-
-    source: tuple[str, ...]
-    target: tuple[str, ...]
-    weights: "Tensor"
+    source: tuple[str, ...]  # the source's tokens, (S,)
+    target: tuple[str, ...]  # the tokens that the model wrote, (T,), without those of a prefix
+    weights: "Tensor"  # the mean of the last layer's heads, (T, S)
     source_ids: tuple[int, ...] = ()
     target_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Translation:
-    """One translation of a text.
+    """One translation of a text."""
 
-    Attributes:
-        text: Its text; on one line, unless the text was split into sentences: then it has that one's lines.
-        num_tokens: Tokens that the model wrote, with the end of sentence but without a prefix.
-        score: Its log-probability in nats divided by the length penalty, `sequences_scores` of `generate()`; None
-            without n-best lists, or if the text was translated in pieces.
-        alignment: With `alignments=True`, if the text was translated as one.
-        num_unknown: Unknown tokens among those that the model wrote.
-    """
-
-    text: str
-    num_tokens: int
+    text: str  # on one line, unless the source was split into sentences: then it has that one's lines
+    num_tokens: int  # that the model wrote, with the end of sentence but without a prefix
+    # The log-probability in nats divided by the length penalty, `sequences_scores` of `generate()`; None without n-best
+    # lists, or if the text was translated in pieces.
     score: float | None = None
-    alignment: Alignment | None = field(default=None, compare=False)
-    num_unknown: int = 0
+    alignment: Alignment | None = field(default=None, compare=False)  # if asked for, of a text translated as one
+    num_unknown: int = 0  # unknown tokens among those that the model wrote
 
 
 class Found(NamedTuple):
@@ -102,11 +103,7 @@ class Backend(ABC):
         return {*KNOWN, *WITHOUT_EFFECT, *DEFAULTS}
 
     def source_limit(self, tokenizer: "PreTrainedTokenizerBase", max_tokens: int | None = None) -> int:
-        """Returns how many tokens a source may have to be translated as one.
-
-        It is `max_tokens`, or else the tokenizer's `model_max_length`, at most 1,024; or the model's number of
-        positions if that is less. The paper's sinusoids have no end.
-        """
+        """Returns how many tokens a source may have to be translated as one; the paper's sinusoids have no end."""
         limit = max_tokens or min(MAX_SOURCE_TOKENS, int(getattr(tokenizer, "model_max_length", MAX_SOURCE_TOKENS)))
         return limit if self.positions is None else min(limit, self.positions)
 
@@ -125,13 +122,6 @@ class Backend(ABC):
     @abstractmethod
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
         """Returns how probable each target is, in nats; the tokens of sources and targets end with `</s>`."""
-
-
-def positions_in(config: object) -> int | None:
-    """Returns the number of positions of a model by its configuration; None: there is no end."""
-    positions = getattr(config, "max_position_embeddings", None)
-    has_end = isinstance(positions, int) and getattr(config, "position_encoding", "learned") == "learned"
-    return positions if has_end else None
 
 
 def tasks_in(config: object) -> Tasks:
@@ -153,16 +143,11 @@ class Call:
     None: as if it weren't given, and for those of `generate()`, what the generation config says is off.
 
     Attributes:
-        backend: What decodes.
-        tokenizer: The model's.
-        plan: How it decodes.
-        languages: How it is told the languages. `src_lang` is the source language, for a model of several, by the name
-            that its tokenizer has for it: "eng_Latn" (NLLB), "en" (M2M100), "en_XX" (mBART), or that of a T5's tasks;
-            None: the tokenizer's, if it was given. `tgt_lang`: the target language, as well, or that of an OPUS-MT
-            model: "deu" or ">>deu<<"; a sentence that begins with a code keeps it. `source_prefix`: what each source
-            begins with, such as T5's "translate English to German: ".
-        spelling: How what it writes becomes text.
-        options: Those for `generate()`; lengths are those of a piece.
+        languages: How the model is told the languages. `src_lang` is the source language, for a model of several, by
+            the name that its tokenizer has for it: "eng_Latn" (NLLB), "en" (M2M100), "en_XX" (mBART), or that of a T5's
+            tasks; None: the tokenizer's, if it was given. `tgt_lang`: the target language, as well, or that of an
+            OPUS-MT model: "deu" or ">>deu<<"; a sentence that begins with a code keeps it. `source_prefix`: what each
+            source begins with, such as T5's "translate English to German: ".
         n_best: Different translations per sentence, of a beam search at least as wide. One with fewer is searched again
             with two, then four times the beams, and gets the best of all. None: the best, without its score.
         alignments: Whether translations have their alignments; only models of this package have them.
@@ -189,10 +174,10 @@ class Call:
 
     backend: Backend
     tokenizer: "PreTrainedTokenizerBase"
-    plan: Plan
+    plan: Plan  # how it decodes
     languages: Languages
-    spelling: Spelling
-    options: Mapping[str, object]
+    spelling: Spelling  # how what it writes becomes text
+    options: Mapping[str, object]  # those for `generate()`; lengths are those of a piece
     n_best: int | None = None
     alignments: bool = False
     prefix: str | Sequence[str] | None = None
@@ -217,9 +202,8 @@ class Call:
 
         Raises:
             TypeError: There is no such option.
-            ValueError: The model is in training mode, lacks alignments or a language, or has several and none is given;
-                an option is too large, or the backend lacks it; `n_best` is below 1 or above the number of beams, or
-                there is only one beam.
+            ValueError: The model is in training mode, an option has a wrong value, the backend or the model lacks it,
+                or a language isn't given where the model has several.
         """
         check_model(backend)
         given = _renamed(options)

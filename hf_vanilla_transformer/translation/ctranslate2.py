@@ -2,14 +2,13 @@
 
     translator = Translator("outputs/quickstart/model", backend="ctranslate2", compute_type="int8")
 
-CTranslate2's beam search ends as with `early_stopping=True`, and has length^alpha for a penalty. Here it returns as
-many hypotheses as beams, the best by its penalty, and the model's own (the paper's or transformers') ranks them. A
-batch is searched up to the longest limit of its sentences; one that went beyond its own is searched again within that.
-Beam search finds a translation that ends at once only if the end is the most probable token. As the
-length penalty is that of a batch's mean length, the last entries of n-best lists may depend on the batch.
+CTranslate2's beam search ends as with `early_stopping=True`, or later (`patience`), and has length^alpha for a penalty.
+Here it returns as many hypotheses as beams, the best by its penalty, and the model's own (the paper's or transformers')
+ranks them. A batch is searched up to the longest limit of its sentences; one that went beyond its own is searched again
+within that. Beam search finds a translation that ends at once only if the end is the most probable token. As the length
+penalty is that of a batch's mean length, the last entries of n-best lists may depend on the batch.
 """
 
-import json
 import logging
 import math
 import os
@@ -17,7 +16,7 @@ import random
 import sys
 import tempfile
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -27,12 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checkpoints.kinds import CONFIG, GENERATION_CONFIG
 from ..errors import CheckpointError, first_line, named
-from ..interop.ctranslate2_settings import lacking_settings, never_chosen
+from ..interop.ctranslate2_files import Folder
+from ..interop.ctranslate2_settings import lacking_settings, never_chosen, patience
 from ..plan_vanilla_transformer import GNMTLengthPenalty, Plan
 from .backend import Backend, Batch, Call, Found, batches_of, tasks_in
-from .ctranslate2_folder import read_others, settings_of
+from .ctranslate2_folder import FIX, settings_of
 from .reading import Namer, Segment
 
 if TYPE_CHECKING:  # an extra, and what a folder in its format is translated without
@@ -42,8 +41,6 @@ if TYPE_CHECKING:  # an extra, and what a folder in its format is translated wit
 
 logger = logging.getLogger(__name__)
 
-SHARED = "shared_vocabulary.json"
-FIX = "export the model again"
 CALL_OPTIONS = (
     *("num_beams", "forced_bos_token_id", "max_new_tokens", "min_new_tokens", "max_length", "max_extra_length"),
     *("length_penalty", "gnmt_length_penalty", "early_stopping", "do_sample"),
@@ -59,7 +56,6 @@ ROOM_FOR_PADDING = 1.05
 BATCHES_IN_FLIGHT = 3  # of each thread, at work or waiting
 # With an exponent of 0, CTranslate2's search ends as soon as the best hypothesis has.
 LEAST_EXPONENT = 1e-6
-TOLERANCE = 1e-3  # of log-probabilities, in float32
 
 
 class PendingBatch:
@@ -100,6 +96,7 @@ class PendingBatch:
             beam_size=plan.num_beams,
             num_hypotheses=plan.num_beams,
             length_penalty=self._exponent,
+            patience=patience(plan),
             max_input_length=0,  # otherwise sources are cut at 1,024 tokens
             max_decoding_length=limit,
             # A beginning that the model is made to write is part of the translation, a prefix isn't.
@@ -161,15 +158,13 @@ class CTranslate2Backend(Backend):
     On a CPU, each of `threads` (None: PyTorch's number, or a thread per core where it isn't imported) translates a
     batch of its own. In float32, they share a batch that is alone; for that, the weights are held twice. The `folder`
     is in CTranslate2's format, with generation_config.json; the device "cpu", "cuda" or "cuda:1"; `compute_type` one of
-    CTranslate2's for it, "default": as the weights were saved.
-
-    Raises `CheckpointError` for a folder that is incomplete or damaged, `ValueError` if the device or the type can't be
-    used, or CTranslate2 lacks a setting of the model's decoding, and `ImportError` without CTranslate2.
+    CTranslate2's for it, "default": as the weights were saved. A damaged folder raises `CheckpointError`; a device, a
+    type or a setting of the model's decoding that CTranslate2 lacks, `ValueError`.
     """
 
     name = "ctranslate2"
-    config: dict[str, Any]
-    source: list[str]
+    config: Mapping[str, Any]
+    source: list[str]  # tokens by their ids: a tokenizer may name them otherwise
     target: list[str]
     adds_end = False  # whether CTranslate2 ends sources, which the tokenizer does, too
     least_length = 0  # of translations; CTranslate2's own default, for models of others, is 1
@@ -177,12 +172,8 @@ class CTranslate2Backend(Backend):
     def __init__(
         self, folder: Path, device: str = "cpu", compute_type: str = "default", threads: int | None = None
     ) -> None:
-        self.device, self.name_or_path = device, str(folder)
-        if (found := read_others(folder)) is None:
-            self._read_own(folder)
-        else:
-            vars(self).update(settings_of(found))
-            folder = found.weights.parent
+        self.device, self.name_or_path, self.folder = device, str(folder), Folder.read(folder)
+        vars(self).update(settings_of(self.folder))
         self.positions: int = self.config["max_position_embeddings"]
         self.end = self.config["eos_token"]
         self.ids = {token: number for number, token in enumerate(self.target)}
@@ -192,7 +183,7 @@ class CTranslate2Backend(Backend):
         self._process = os.getpid()
         open_pool = partial(
             import_library().Translator,
-            model_path=str(folder),
+            model_path=str(self.folder.weights.parent),
             device=kind,
             device_index=int(index or 0),
             compute_type=compute_type,
@@ -209,16 +200,6 @@ class CTranslate2Backend(Backend):
         shares = self.threads > 1 and self.dtype == "float32"
         self._alone = open_pool(inter_threads=1, intra_threads=self.threads) if shares else self._many
 
-    def _read_own(self, folder: Path) -> None:
-        """Reads what `export` wrote beside the weights."""
-        self.generation_config, self.config = _read(folder, GENERATION_CONFIG), _read(folder, CONFIG)
-        if missing := {"max_position_embeddings", "num_parameters"} - self.config.keys():
-            raise CheckpointError(f"{folder / CONFIG} has no {min(missing)}; {FIX}")
-        # Tokens by their ids: a tokenizer may name them otherwise.
-        shared = (folder / SHARED).is_file()
-        sides = [_read(folder, SHARED if shared else f"{side}_vocabulary.json") for side in ("source", "target")]
-        self.source, self.target = sides
-
     @classmethod
     def converted(
         cls,
@@ -233,41 +214,33 @@ class CTranslate2Backend(Backend):
         from ..interop import ctranslate2 as exporter  # it needs an extra, and takes a while
         from ..interop.interface import ConversionError
 
-        plan = Plan.of({}, model.generation_config)
-        if plan.num_beams > 1 and plan.early_stopping is not True:  # of a folder, `export` has told it
-            logger.warning(
-                f"early_stopping is {plan.early_stopping} in the model's generation config; with CTranslate2, searches "
-                "end as with True."
-            )
         with tempfile.TemporaryDirectory(prefix="hf_vanilla_transformer-") as folder:
             is_own = model.config.model_type == MODEL_TYPE
             write = exporter.write_model if is_own else exporter.write_other_model
             try:
                 write(model, tokenizer, Path(folder))
+                made = cls(Path(folder), device, compute_type, threads)  # this reads all of it
+                if not is_own:
+                    made.is_own, made.tasks = False, tasks_in(model.config)
+                    cls(Path(folder), "cpu", "float32", threads).compare(model, tokenizer)
             except ConversionError as error:
                 raise CheckpointError(f"the model can't be converted for CTranslate2: {error}") from error
-            made = cls(Path(folder), device, compute_type, threads)  # this reads all of it
-            if not is_own:
-                made.is_own, made.tasks = False, tasks_in(model.config)
-                cls(Path(folder), "cpu", "float32", threads).compare(model, tokenizer)
         made.name_or_path = getattr(model, "name_or_path", "")
         return made
 
     def compare(self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> None:
-        """Raises `CheckpointError` if sequences of random tokens have other probabilities than with the model."""
-        from .engine_backend import EngineBackend  # it needs PyTorch
+        """Raises `ConversionError` if sequences of random tokens have other probabilities than with the model."""
+        import torch
+
+        from ..interop.interface import check_distance, distance  # it needs PyTorch, as the next one
+        from .engine_backend import EngineBackend
 
         self.check_tokenizer(tokenizer)
         chance, special, end = random.Random(0), set(tokenizer.all_special_ids), self.ids[self.end]
         usual = sorted(set(tokenizer.get_vocab().values()) - special)
-        sources, targets = ([[*chance.choices(usual, k=length), end] for length in (3, 9, 17)] for _ in range(2))
-        wanted = EngineBackend(model, tokenizer).log_probabilities(sources, targets)
-        for one, other in zip(self.log_probabilities(sources, targets), wanted, strict=True):
-            if not abs(one - other) <= TOLERANCE * max(1.0, abs(other)):
-                raise CheckpointError(
-                    f"CTranslate2's loader for {type(model).__name__} makes another model of this one: a sequence has "
-                    f'{one:.3f} nats in place of {other:.3f}; use the backend "engine"'
-                )
+        pairs = [[[*chance.choices(usual, k=length), end] for length in (3, 9, 17)] for _ in range(2)]
+        found, wanted = (torch.tensor(one.log_probabilities(*pairs)) for one in (self, EngineBackend(model, tokenizer)))
+        check_distance(distance(found, wanted), "ctranslate2", '; use the backend "engine"')
 
     def check_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises `CheckpointError` if a tokenizer gives its tokens other ids than the vocabularies of the folder."""
@@ -287,8 +260,6 @@ class CTranslate2Backend(Backend):
         for name, value in options.items():  # what is off needs nothing of CTranslate2, but for what it was made with
             if name not in CALL_OPTIONS and (value is not None or name in MADE_WITH):
                 return f"the backend ctranslate2 has no option {name}; it has {', '.join(CALL_OPTIONS)}"
-        if plan.num_beams > 1 and (ends := options.get("early_stopping", True)) is not True:
-            return f"early_stopping is {ends!r}, and searches of the backend ctranslate2 end as with True; leave it out"
         if any(one.startswith("do_sample") for one in plan.others):
             return "the backend ctranslate2 has no do_sample: it searches; leave it out"
         if lacking := lacking_settings(plan):
@@ -314,7 +285,6 @@ class CTranslate2Backend(Backend):
                 f"the model's generation config has {', '.join(lacking)}; the backend ctranslate2 lacks that. Use the "
                 'backend "engine", or change the generation config'
             )
-        self.generation_config = {**self.generation_config, "early_stopping": True}  # as its searches end
         if plan.num_beams > 1 and never_chosen(plan, self.target) and not plan.renormalize:
             logger.warning(
                 "suppress_tokens or bad_words_ids of the model's generation config bar tokens; in beam search, "
@@ -403,13 +373,6 @@ def import_library() -> ModuleType:
         raise ImportError(
             "CTranslate2, needed by the backend ctranslate2, isn't installed: pip install '.[export]' in a checkout"
         ) from error
-
-
-def _read(folder: Path, name: str) -> Any:
-    try:
-        return json.loads((folder / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / name} can't be read ({first_line(error)}); {FIX}") from error
 
 
 __all__ = ["CTranslate2Backend", "import_library"]

@@ -1,14 +1,15 @@
-"""Models in CTranslate2's format that others made: their settings and tokenizers."""
+"""Models in CTranslate2's format: their settings, and the tokenizers of those that others made."""
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.kinds import TOKENIZER_CONFIG, Kind, kind_of
+from ..checkpoints.headers import read_json
+from ..checkpoints.kinds import CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, Kind, kind_of
 from ..errors import CheckpointError, first_line
 from ..interop.ctranslate2_files import CODES, Folder, unpacked
 from ..plan_vanilla_transformer import LENGTHS
@@ -16,6 +17,7 @@ from .languages import CODE, own_code
 
 SEPARATOR = "@@"  # behind all pieces of a word but the last, in subword-nmt
 Change = Callable[[str], str]  # of a text
+FIX = "export the model again"
 NO_END = 100_000  # positions of a model without a table of them
 
 
@@ -48,20 +50,27 @@ class PieceTokenizer:
         self.unk_token, end = folder.settings["unk_token"], folder.settings["eos_token"]
         self.unk_token_id, self.unknown_target = (own.get(self.unk_token) for own in self._encoders)
         self.eos_token_id = self.target_encoder.get(end)
-        self._ends: list[list[Any]] = [[self._encoders[0][end]] if folder.source_ends else [], [self.eos_token_id]]
+        end_of_source = [self._encoders[0][end]] if folder.source_ends else []
+        self._ends: list[list[int | None]] = [[*end_of_source], [self.eos_token_id]]
         special = (end, self.unk_token, folder.prefix, "<pad>", "<blank>")
         self.all_special_ids = [self.target_encoder[one] for one in special if one in self.target_encoder]
         self.separate_vocabs = self._names[0] != self._names[1]
         self.supported_language_codes = [token for token in self._names[0] if CODE.fullmatch(token)]
         self._pieces, self._spell = _segmenters(folder, files)
-        self.added_tokens_decoder: dict[int, Any] = {}
+        self.added_tokens_decoder: dict[int, object] = {}
         self.name_or_path = str(files[0].parent)
 
-    def __call__(self, text: Any = None, text_target: Any = None, add_special_tokens: bool = True, **_: Any) -> Any:
+    def __call__(
+        self,
+        text: Sequence[str] | None = None,
+        text_target: Sequence[str] = (),
+        add_special_tokens: bool = True,
+        **_: object,
+    ) -> dict[str, list[list[int | None]]]:
         """Tokenizes a list of sources, or of targets."""
         is_target = text is None
         ends = self._ends[is_target] if add_special_tokens else []
-        texts: Iterable[str] = text_target if is_target else text
+        texts = text_target if text is None else text
         return {"input_ids": [[*self._ids(self.tokenize(one, is_target), is_target), *ends] for one in texts]}
 
     def tokenize(self, text: str, is_target: bool = False) -> list[str]:
@@ -70,18 +79,18 @@ class PieceTokenizer:
         pieces = self._pieces[is_target](text[code.end() :] if code else text)
         return [code[1], *pieces] if code else pieces
 
-    def _ids(self, pieces: Iterable[str], is_target: bool = False) -> list[Any]:
+    def _ids(self, pieces: Iterable[str], is_target: bool = False) -> list[int | None]:
         unknown = self.unknown_target if is_target else self.unk_token_id
         return [self._encoders[is_target].get(piece, unknown) for piece in pieces]
 
     convert_tokens_to_ids = _ids
 
-    def convert_ids_to_tokens(self, ids: Any) -> Any:
+    def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> str | list[str]:
         """Returns the names of a target's tokens, or of one."""
         return self._names[1][ids] if isinstance(ids, int) else [self._names[1][number] for number in ids]
 
     def decode(
-        self, ids: Iterable[int], skip_special_tokens: bool = False, use_source_tokenizer: bool = False, **_: Any
+        self, ids: Iterable[int], skip_special_tokens: bool = False, use_source_tokenizer: bool = False, **_: object
     ) -> str:
         """Returns the text of tokens of the target, with unknown ones as they are called."""
         names = self._names[not use_source_tokenizer]
@@ -130,10 +139,9 @@ def _moses(language: str) -> tuple[Change, Change]:
     return lambda text: " ".join(tokenize(normalize(text))), lambda text: detokenize(text.split(" "))
 
 
-def read_others(folder: Path) -> Folder | None:
-    """Reads a folder that `export` didn't write; None for one that it did."""
-    found = Folder.read(folder)
-    return None if "num_parameters" in found.config else found
+def is_exported(folder: Folder) -> bool:
+    """Whether `export` wrote a folder, and not other programs."""
+    return "num_parameters" in folder.config
 
 
 def pair_of(model: str) -> tuple[str, str] | None:
@@ -144,8 +152,23 @@ def pair_of(model: str) -> tuple[str, str] | None:
         return Folder.read(place).pair
 
 
-def settings_of(folder: Folder) -> dict[str, Any]:
-    """Returns the attributes of a `CTranslate2Backend`; raises `CheckpointError` for a damaged one."""
+def settings_of(folder: Folder) -> dict[str, object]:
+    """Returns the attributes of a `CTranslate2Backend`; raises `CheckpointError` for a folder that is damaged."""
+    return _settings_of_exported(folder) if is_exported(folder) else _settings_of_others(folder)
+
+
+def _settings_of_exported(folder: Folder) -> dict[str, object]:
+    place, config = folder.weights.parent, folder.config
+    if "max_position_embeddings" not in config:
+        raise CheckpointError(f"{place / CONFIG} has no max_position_embeddings; {FIX}")
+    try:
+        (source, target), decoding = folder.vocabularies, read_json(place / GENERATION_CONFIG)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {FIX}") from error
+    return {"config": config, "generation_config": decoding, "source": source, "target": target}
+
+
+def _settings_of_others(folder: Folder) -> dict[str, object]:
     (source, target), settings = folder.vocabularies, folder.settings
     if (end := settings["eos_token"]) not in target or settings["decoder_start_token"] is None:
         wrong = "eos_token" if end not in target else "decoder_start_token"

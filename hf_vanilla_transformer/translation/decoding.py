@@ -12,8 +12,9 @@ from ..plan_vanilla_transformer import Plan
 from .backend import LARGEST, Alignment, Backend, Call, Found, Translation, check_model
 from .ctranslate2_folder import PieceTokenizer
 from .division import join_segments
-from .languages import check_target_codes, own_code
-from .reading import Encode, Namer, Segment, encoder, read_segments, without_empty
+from .languages import own_code
+from .reading import Encode, Namer, Segment, encode_within, encoder, read_segments, without_empty
+from .spelling import unknown_of_target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -27,8 +28,7 @@ Names = tuple[Namer, Namer]  # of the tokens of a source, and of a target
 
 
 def backend_of(model: "PreTrainedModel | Backend", tokenizer: "PreTrainedTokenizerBase") -> Backend:
-    """Returns what decodes with a model; raises `ValueError` for one in training mode."""
-    check_model(model)
+    """Returns what decodes with a model."""
     if isinstance(model, Backend):
         return model
     from .engine_backend import EngineBackend  # it needs torch and transformers
@@ -39,14 +39,7 @@ def backend_of(model: "PreTrainedModel | Backend", tokenizer: "PreTrainedTokeniz
 def decode(
     model: "PreTrainedModel | Backend", tokenizer: "PreTrainedTokenizerBase", sentences: Iterable[str], **options: Any
 ) -> list[list[Translation]]:
-    """Translates sentences by a model, or by what `ensemble` made of several; options and errors are those of a `Call`.
-
-    Returns:
-        As `translate`.
-
-    Raises:
-        TypeError: `sentences` is one string, a set, a dictionary or None, or has an item that is not a string.
-    """
+    """Translates as `translate` does, by a model or what `ensemble` made of several; options are those of a `Call`."""
     texts = texts_of("sentences", sentences)
     return translate(Call.of(backend_of(model, tokenizer), tokenizer, options), texts)
 
@@ -54,14 +47,9 @@ def decode(
 def translate(call: Call, texts: list[str], first: int = 0) -> list[list[Translation]]:
     """Translates texts; `first` is the index of the first one, for errors and `on_division`.
 
-    Returns:
-        Translations of each text, the best first: one, or `n_best` (fewer where the search found no more). An empty
-        text has one, empty, of no tokens and score 0. A text that is divided or split has one, without a score or an
-        alignment: the best of each piece, joined.
-
-    Raises:
-        ValueError: `generate()` refuses an option or a text; a prefix has special or unknown tokens; a text has no
-            language's code where it needs one; with `unknown="error"`, a text has an unknown symbol.
+    Each text has one translation, or `n_best`, the best first (fewer where the search found no more). That of an empty
+    text is empty, of no tokens and score 0. A text that is divided or split has one, without a score or an alignment:
+    the best of each piece, joined.
     """
     check_model(call.backend)  # of a stream, at each window
     segments, gaps = _read(call, texts, first)
@@ -86,7 +74,7 @@ def translate(call: Call, texts: list[str], first: int = 0) -> list[list[Transla
 # ---- Reading ----
 def _read(call: Call, texts: list[str], first: int) -> tuple[list[Segment], dict[int, str]]:
     """Returns the segments of texts, and the white space before the empty ones that a text ends with."""
-    check_target_codes(call.tokenizer, texts, first, needed=call.languages.asked["tgt_lang"] is None)
+    call.languages.check(call.tokenizer, texts, first)
     segments: list[Segment] = []
     tell = call.on_division or partial(_warn_of_division, call.limit)
     with call.languages.read_by(call.tokenizer):
@@ -156,10 +144,8 @@ def _prefix_tokens(call: Call, count: int) -> list[tuple[int, ...]]:
     known: dict[str, tuple[int, ...]] = {}
     special_ids = set(tokenizer.all_special_ids)
     if getattr(tokenizer, "separate_vocabs", False):  # whose unknown tokens have ids of their own
-        from ..data.symbols import unknown_ids  # it needs transformers
-
         named = [getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")]
-        special_ids = {one for one in (*named, unknown_ids(tokenizer)[1]) if one is not None}
+        special_ids = {one for one in (*named, unknown_of_target(tokenizer)) if one is not None}
     read = encoder(tokenizer, is_target=True, add_special_tokens=False)
     for text in dict.fromkeys(given):
         ids = read([text.rstrip()])[0]
@@ -169,6 +155,18 @@ def _prefix_tokens(call: Call, count: int) -> list[tuple[int, ...]]:
         (target,) = whole([text.rstrip()])
         known[text] = (*start, *target[: _place(target, ids)], *ids) if ids else ()
     return [known[text] for text in given]
+
+
+def read_pairs(
+    call: Call, sources: list[str], targets: list[str]
+) -> tuple[list[list[int] | None], list[list[int] | None]]:
+    """Returns the tokens of complete sources and of targets as in training; None: more than the call's limit."""
+    tokenizer, begin = call.tokenizer, call.languages.begin
+    call.languages.check(tokenizer, sources)
+    begun = [text if own_code(tokenizer, text) else begin + text for text in sources]
+    with call.languages.read_by(tokenizer):
+        read, written = encoder(tokenizer), target_encoder(call.plan, tokenizer)
+        return encode_within(read, begun, call.limit), encode_within(written, targets, call.limit)
 
 
 def target_encoder(plan: Plan, tokenizer: "PreTrainedTokenizerBase") -> Encode:

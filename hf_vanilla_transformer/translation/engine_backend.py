@@ -19,7 +19,7 @@ from ..engine.support import HEAD
 from ..generation_vanilla_transformer import DecodingMixin
 from ..integration_vanilla_transformer import CACHE
 from ..plan_vanilla_transformer import Plan
-from .backend import Backend, Batch, Call, Found, batches_of, positions_in, tasks_in
+from .backend import Backend, Batch, Call, Found, batches_of, tasks_in
 from .reading import Segment
 
 # Padded source tokens per batch, times the number of beams: on two cores, more give no speed-up, and caches and logits
@@ -57,7 +57,9 @@ class EngineBackend(Backend):
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.models = [model]  # of an ensemble, several
-        self.positions, self.tasks = positions_in(model.config), tasks_in(model.config)
+        has_end = getattr(model.config, "position_encoding", "learned") == "learned"
+        self.positions = getattr(model.config, "max_position_embeddings", None) if has_end else None
+        self.tasks = tasks_in(model.config)
         # The model below a `PeftModel`; it holds the adapters' layers.
         self.base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.is_own = isinstance(self.base, DecodingMixin)

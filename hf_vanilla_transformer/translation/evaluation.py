@@ -59,27 +59,16 @@ class Measures:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """How a model translates a corpus.
+    """How a model translates a corpus."""
 
-    Attributes:
-        scores: By the names of the measures; with `n_best`, "top_1", "top_3" and so on as well.
-        translations: One for each source.
-        num_sentences: How many were measured: of words or characters, equal sources are one.
-        num_output_tokens: Tokens that the model wrote, with the ends of sentences.
-        likelihood: Of the references, with their perplexity; None: it wasn't asked for.
-        seconds: Of "decoding" and of "scoring", the likelihood.
-        measures: By which the translations were measured.
-        plan: How the model decoded; `str` says it in words.
-    """
-
-    scores: dict[str, Score]
-    translations: list[str]
-    num_sentences: int
-    num_output_tokens: int
-    likelihood: Likelihood | None
-    seconds: dict[str, float]
+    scores: dict[str, Score]  # by the names of the measures; with `n_best`, "top_1", "top_3" and so on as well
+    translations: list[str]  # one for each source
+    num_sentences: int  # that were measured: of words or characters, equal sources are one
+    num_output_tokens: int  # that the model wrote, with the ends of sentences
+    likelihood: Likelihood | None  # of the references, with their perplexity; None: it wasn't asked for
+    seconds: dict[str, float]  # of "decoding", and of "scoring", the likelihood
     measures: Measures
-    plan: Plan
+    plan: Plan  # how the model decoded; `str` says it in words
 
 
 def evaluate(
@@ -117,7 +106,6 @@ def evaluate(
     Raises:
         ValueError: There are no sentences, numbers of sources and references differ, a measure or tokeniser is unknown,
             or as for `Translator` and its calls.
-        TypeError: Sources or references aren't lists of strings.
     """
     texts = texts_of("sources", sources)
     if len(texts) != len(references):

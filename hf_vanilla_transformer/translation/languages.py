@@ -65,15 +65,15 @@ class Languages:
     ) -> "Languages":
         """Raises `ValueError` for a language that a model lacks, or if it has several and none or two are given."""
         if known := known_languages(tokenizer):
-            target = _target_of(tokenizer, known, options, own)
-            asked = {**usual, **({"tgt_lang": target} if target else {}), **asked}
+            chosen = _target_of(tokenizer, known, options, own)
+            asked = {**usual, **({"tgt_lang": chosen} if chosen else {}), **asked}
+            asked = {**asked, "tgt_lang": asked["tgt_lang"] or chosen}
             if asked["source_prefix"]:
                 raise ValueError("source_prefix is for other models; this one's languages are src_lang and tgt_lang")
-            if asked["tgt_lang"] and target and target != asked["tgt_lang"]:
+            if chosen and asked["tgt_lang"] != chosen:
                 name = _target_option(tokenizer)
-                raise ValueError(f"tgt_lang is {asked['tgt_lang']!r}, and {name} says {target!r}; give one of the two")
-            wanted = {**asked, "tgt_lang": asked["tgt_lang"] or target}
-            return _of_family(tokenizer, known, wanted, Plan.of(options, own))
+                raise ValueError(f"tgt_lang is {asked['tgt_lang']!r}, and {name} says {chosen!r}; give one of the two")
+            return _of_family(tokenizer, known, asked, Plan.of(options, own))
         asked = {**usual, **asked}
         source, target, prefix = (asked[name] for name in ("src_lang", "tgt_lang", "source_prefix"))
         begin, settings = _beginning(tokenizer, tasks, source, target)
@@ -87,6 +87,22 @@ class Languages:
         if given.get("num_beams") == 1:
             settings.pop("early_stopping", None)
         return cls(asked, begin or prefix or "", {name: settings[name] for name in settings.keys() - given.keys()})
+
+    def check(self, tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str], first: int = 0) -> None:
+        """Raises `ValueError` for a text whose code a model of several targets lacks, or that has none and needs it."""
+        if not (codes := target_codes(tokenizer)):
+            return
+        for index, text in enumerate(texts, start=first):
+            match = CODE.match(text)
+            if match is None and self.asked["tgt_lang"] is None and text.strip():
+                raise ValueError(
+                    f"the model has several target languages, and sentences[{index}] doesn't say which; give tgt_lang, "
+                    f"or begin the text with its code: {_shown(codes)}"
+                )
+            if match is not None and match[1] not in codes:
+                raise ValueError(
+                    f"sentences[{index}] begins with {match[1]}, but the model's codes are {_among(match[1], codes)}"
+                )
 
     @contextmanager
     def read_by(self, tokenizer: "PreTrainedTokenizerBase") -> Iterator[None]:
@@ -190,11 +206,6 @@ def own_code(tokenizer: "PreTrainedTokenizerBase", text: str) -> re.Match[str] |
     return CODE.match(text) if target_codes(tokenizer) else None
 
 
-def begun(tokenizer: "PreTrainedTokenizerBase", text: str, begin: str) -> str:
-    """Returns a text with what the model reads before it; one with a code of its own keeps that."""
-    return text if own_code(tokenizer, text) else begin + text
-
-
 def _target_code(tokenizer: "PreTrainedTokenizerBase", tgt_lang: str) -> str:
     """Returns the code of a target language, given as "deu" or ">>deu<<"; raises `ValueError`."""
     codes, code = target_codes(tokenizer), tgt_lang if tgt_lang.startswith(">>") else f">>{tgt_lang}<<"
@@ -206,25 +217,6 @@ def _target_code(tokenizer: "PreTrainedTokenizerBase", tgt_lang: str) -> str:
     if code not in codes:
         raise ValueError(f"tgt_lang is {tgt_lang!r}, but the model's codes are {_among(code, codes)}")
     return code
-
-
-def check_target_codes(
-    tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str], first: int = 0, *, needed: bool = True
-) -> None:
-    """Raises `ValueError` for a text whose code a model of several targets lacks, or without one where it's needed."""
-    if not (codes := target_codes(tokenizer)):
-        return
-    for index, text in enumerate(texts, start=first):
-        match = CODE.match(text)
-        if match is None and needed and text.strip():
-            raise ValueError(
-                f"the model has several target languages, and sentences[{index}] doesn't say which; give tgt_lang, "
-                f"or begin the text with its code: {_shown(codes)}"
-            )
-        if match is not None and match[1] not in codes:
-            raise ValueError(
-                f"sentences[{index}] begins with {match[1]}, but the model's codes are {_among(match[1], codes)}"
-            )
 
 
 def _shown(languages: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from ..engine import attach_if_supported
 from ..errors import CheckpointError, first_line
 from ..interop.interface import ConversionError
 from ..interop.marian import from_marian
-from .backend import Backend, DeviceError, check_model
+from .backend import Backend, DeviceError, Opening, check_model
 from .ctranslate2 import CTranslate2Backend
 from .engine_backend import EngineBackend
 from .ensembles import ensemble
@@ -23,62 +23,52 @@ from .ensembles import ensemble
 Opened = tuple[PreTrainedTokenizerBase, Any, Backend]  # the tokenizer, the model, and what decodes with it
 
 
-def open_model(
-    model: str | Path | PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None,
-    backend: str,
-    device: str | torch.device | None,
-    compute_type: str,
-    dtype: torch.dtype | str,
-    threads: int | None,
-    where: Where,
-) -> Opened:
-    """Opens a model and attaches the engine, or converts it for CTranslate2; arguments are those of `Translator`."""
-    if backend == "engine" and isinstance(model, Backend):  # an ensemble
-        if tokenizer is None:
+def open_to_translate(model: str | Path | PreTrainedModel | Backend | Sequence[str | Path], how: Opening) -> Opened:
+    """Opens what a `Translator` gets, and attaches the engine or converts it for CTranslate2.
+
+    Several names are opened as one model that averages their probabilities.
+    """
+    if how.backend == "engine" and how.threads is not None:
+        torch.set_num_threads(how.threads)
+    if isinstance(model, Sequence) and not isinstance(model, str):
+        return _open_ensemble(model, how)
+    if isinstance(model, str | Path):
+        place = how.device if how.backend == "engine" else "cpu"
+        tokenizer, loaded = load_to_translate(model, place, dtype=how.dtype, **how.where)
+    elif how.backend == "engine" and isinstance(model, Backend):  # an ensemble
+        if how.tokenizer is None:
             raise ValueError("an ensemble needs the tokenizer of its members; give tokenizer=...")
-        if device is not None or compute_type != "default":
+        if how.device is not None or how.compute_type != "default":
             raise ValueError(
                 "device and compute_type are those of an ensemble's members; load them so, or move them and attach the "
                 "engine to each, before ensemble(...)"
             )
-        _set_threads(threads)
-        return tokenizer, model, model
-    if isinstance(model, str | Path):
-        place = device if backend == "engine" else "cpu"
-        tokenizer, loaded = load_to_translate(model, place, dtype=dtype, **where)
+        return how.tokenizer, model, model
     else:
-        tokenizer, loaded = _checked(model, tokenizer)
-        if backend == "engine" and device is not None:
-            loaded = loaded.to(device)
-    if backend == "ctranslate2":  # a model that is loaded for it is given up now
+        tokenizer, loaded = _checked(model, how.tokenizer)
+        if how.backend == "engine" and how.device is not None:
+            loaded = loaded.to(how.device)
+    if how.backend == "ctranslate2":  # a model that is loaded for it is given up now
         own = from_marian(loaded)[0] if isinstance(loaded, MarianMTModel) else loaded
-        made = CTranslate2Backend.converted(own, tokenizer, str(device or default_device()), compute_type, threads)
+        device = str(how.device or default_device())
+        made = CTranslate2Backend.converted(own, tokenizer, device, how.compute_type, how.threads)
         return tokenizer, made, made
-    if isinstance(model, str | Path) or compute_type != "default":
-        attach_if_supported(loaded, compute_type)
-    _set_threads(threads)
+    if isinstance(model, str | Path) or how.compute_type != "default":
+        attach_if_supported(loaded, how.compute_type)
     return tokenizer, loaded, EngineBackend(loaded, tokenizer)
 
 
-def open_ensemble(names: Sequence[str | Path], *how: Any) -> Opened:
-    """Opens several models as one that averages their probabilities; the rest is as for `open_model`."""
-    tokenizer, backend, *_ = how
-    if tokenizer is not None:
+def _open_ensemble(names: Sequence[str | Path], how: Opening) -> Opened:
+    if how.tokenizer is not None:
         raise ValueError("tokenizer is for a model that is given; folders and names have their own")
-    if backend != "engine":
-        raise ValueError(f"several models can't be averaged by the backend {backend}; give the models themselves")
-    opened = [open_model(name, *how) for name in names]
+    if how.backend != "engine":
+        raise ValueError(f"several models can't be averaged by the backend {how.backend}; give the models themselves")
+    opened = [open_to_translate(name, how) for name in names]
     try:
         averaged = ensemble([model for _, model, _ in opened], [own for own, _, _ in opened])
     except ValueError as error:
         raise ValueError(f"several models can't be averaged: {first_line(error)}") from error
     return opened[0][0], averaged, averaged
-
-
-def _set_threads(threads: int | None) -> None:
-    if threads is not None:
-        torch.set_num_threads(threads)
 
 
 def load_to_translate(

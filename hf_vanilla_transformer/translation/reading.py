@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 # Tokens of a piece at most: models are trained on sentences, and these are seldom longer.
 PIECE_TOKENS = 256
 CHARACTERS_AT_ONCE = 100_000  # of a text that are tokenized, to bound the memory
+# What a tokenizer is asked for: ids alone, and no warnings, as long texts are divided.
+ONLY_IDS = {"verbose": False, "return_attention_mask": False, "return_token_type_ids": False}
 # Where a text is divided: after sentences, else after words.
 ENDS = (re.compile(r"[.!?…][\"'”’)\]»]{0,3}\s+|[。！？]['\"’”」』）]{0,3}\s*"), re.compile(r"\s+"))
 
@@ -116,8 +118,7 @@ def pieces_of(tokenizer: "PreTrainedTokenizerBase", text: str, limit: int, langu
 
 def encoder(tokenizer: "PreTrainedTokenizerBase", *, is_target: bool = False, **options: object) -> Encode:
     """Returns the function that tokenizes sources, or targets, from any thread; `options` are the tokenizer's."""
-    # Long texts are divided, so no warning is due.
-    options = {"verbose": False, "return_attention_mask": False, "return_token_type_ids": False, **options}
+    options = {**ONLY_IDS, **options}
 
     def encode(texts: list[str]) -> list[list[int]]:
         with READING:

@@ -9,10 +9,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..data.symbols import warn_of_unknown
-from .backend import Call, batches, check_number
-from .decoding import backend_of, target_encoder, texts_of
-from .languages import begun, check_target_codes
-from .reading import encode_within, encoder
+from .backend import Backend, Call, batches
+from .decoding import backend_of, read_pairs, texts_of
 
 logger = logging.get_logger(__name__)
 
@@ -45,7 +43,7 @@ class TargetScore(NamedTuple):
 
 
 def score_targets(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Backend,
     tokenizer: PreTrainedTokenizerBase,
     sources: Iterable[str],
     targets: Iterable[str],
@@ -59,49 +57,30 @@ def score_targets(
 
 
 def score_pairs(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Backend,  # or what `ensemble` made of several
     tokenizer: PreTrainedTokenizerBase,
-    sources: Iterable[str],
-    targets: Iterable[str],
+    sources: Iterable[str],  # an empty one is a source of `</s>` alone, as an empty target
+    targets: Iterable[str],  # their translations, in the same order
     *,
-    batch_size: int | None = None,
-    max_tokens: int | None = None,
-    progress: Callable[[int], object] | None = None,
-    on_omission: Callable[[int], object] | None = None,
-    **languages: str | None,
+    batch_size: int | None = None,  # sentences at a time at most; fewer where they are long
+    max_tokens: int | None = None,  # `max_source_tokens` of a `Call`, for source and target
+    progress: Callable[[int], object] = lambda number: None,  # called with the number of sentences done since
+    on_omission: Callable[[int], object] | None = None,  # called with the index of each pair; None: a warning
+    **languages: str | None,  # `src_lang`, `tgt_lang` and `source_prefix` of a `Call`
 ) -> list[TargetScore | None]:
-    """Forces the model to write given targets, and tells how probable it finds each; None: the pair is left out.
-
-    Args:
-        model: A model, or what `ensemble` made of several.
-        tokenizer: Its tokenizer.
-        sources: The sentences; an empty one is a source of `</s>` alone.
-        targets: Their translations, in the same order; an empty one is `</s>` alone.
-        batch_size: Sentences at a time at most; fewer where they are long.
-        max_tokens: As `max_source_tokens` of a `Call`, of source and target. Pairs that have more are left out.
-        progress: Called with the number of sentences done since its last call.
-        on_omission: Called with the index of each pair that is left out; None: a warning is logged.
-        **languages: `src_lang`, `tgt_lang` and `source_prefix` as for a `Call`.
+    """Forces the model to write given targets, and tells how probable it finds each; None: the pair is too long.
 
     Raises:
-        TypeError: `sources` or `targets` isn't a list of strings.
-        ValueError: Their numbers differ, there are none, all are left out, `batch_size` or `max_tokens` is too small or
-            too large, the model is in training mode, or it lacks a language.
+        ValueError: Numbers of sources and targets differ, there are none, or all pairs are left out.
     """
     texts, references = texts_of("sources", sources), texts_of("targets", targets)
-    backend = backend_of(model, tokenizer)
-    check_number("batch_size", batch_size)
-    check_number("max_tokens", max_tokens)
     if len(texts) != len(references):
         raise ValueError(f"{len(texts)} sources but {len(references)} targets; give one target for each source")
     if not texts:
         raise ValueError("sources and targets are empty; a likelihood needs at least one sentence")
-    call = Call.of(backend, tokenizer, languages)
-    limit, begin = backend.source_limit(tokenizer, max_tokens), call.languages.begin
-    check_target_codes(tokenizer, texts, needed=call.languages.asked["tgt_lang"] is None)
-    with call.languages.read_by(tokenizer):
-        source_ids = encode_within(encoder(tokenizer), [begun(tokenizer, text, begin) for text in texts], limit)
-        target_ids = encode_within(target_encoder(call.plan, tokenizer), references, limit)
+    options = {**languages, "batch_size": batch_size, "max_source_tokens": max_tokens}
+    call = Call.of(backend_of(model, tokenizer), tokenizer, options)
+    source_ids, target_ids = read_pairs(call, texts, references)
     warn_of_unknown(tokenizer, texts, source_ids)
     warn_of_unknown(tokenizer, references, target_ids, is_target=True)
     pairs: list[tuple[int, list[int], list[int]]] = []
@@ -111,21 +90,20 @@ def score_pairs(
         elif on_omission is not None:
             on_omission(index)
         else:
-            logger.warning(f"Pair {index} is left out: its source or its target has more than {limit:,} tokens.")
+            logger.warning(f"Pair {index} is left out: its source or its target has more than {call.limit:,} tokens.")
     if not pairs:
         raise ValueError(
-            f"every pair has a side of more than {limit:,} tokens, so there is nothing to score; give a sentence per "
-            "line, or raise the limit"
+            f"every pair has a side of more than {call.limit:,} tokens, so there is nothing to score; give a sentence "
+            "per line, or raise the limit"
         )
     scores: list[TargetScore | None] = [None] * len(texts)
-    tell = progress or (lambda number: None)
     if len(pairs) < len(texts):
-        tell(len(texts) - len(pairs))
+        progress(len(texts) - len(pairs))
     lengths = [max(len(source), len(target)) for _, source, target in pairs]
     for batch in batches(lengths, batch_size, SCORED_TOKENS_PER_BATCH):
         indices, inputs, labels = zip(*(pairs[place] for place in batch), strict=True)
-        found = backend.log_probabilities(list(inputs), list(labels))
+        found = call.backend.log_probabilities(list(inputs), list(labels))
         for index, target, log_probability in zip(indices, labels, found, strict=True):
             scores[index] = TargetScore(log_probability, len(target))
-        tell(len(batch))
+        progress(len(batch))
     return scores

@@ -26,12 +26,16 @@ class Spelling:
     unknown: int | None  # None: there is none, or it has another purpose as well, such as to end sentences
 
     @classmethod
-    def of(cls, tokenizer: "PreTrainedTokenizerBase", own: object, how: str | None) -> "Spelling":
+    def of(cls, tokenizer: "PreTrainedTokenizerBase", own: object, how: str | None = None) -> "Spelling":
         """Finds the unknown token, by a model's `own` generation config; raises `ValueError` for a wrong `how`."""
         if (how := how or "mark") not in (*HOW, "avoid"):
             known = (*HOW, "avoid")
             raise ValueError(f"unknown_target is {how!r}; give one of {', '.join(known)}{did_you_mean(how, known)}")
-        return cls(tokenizer, how, _unknown(tokenizer, Plan.of({}, own)))
+        if (unknown := unknown_of_target(tokenizer)) is not None:
+            plan = Plan.of({}, own)
+            others = {*plan.ends, plan.padding, plan.start, tokenizer.pad_token_id, tokenizer.eos_token_id}
+            unknown = None if unknown in others else unknown
+        return cls(tokenizer, how, unknown)
 
     @property
     def barred(self) -> tuple[int, ...]:
@@ -68,14 +72,12 @@ class Spelling:
             )
 
 
-def _unknown(tokenizer: "PreTrainedTokenizerBase", plan: Plan) -> int | None:
+def unknown_of_target(tokenizer: "PreTrainedTokenizerBase | PieceTokenizer") -> int | None:
+    """Returns the id of the unknown token of targets, which may have a vocabulary of their own; None: there is none."""
+    if isinstance(tokenizer, PieceTokenizer):
+        return tokenizer.unknown_target
     if getattr(tokenizer, "unk_token_id", None) is None and not getattr(tokenizer, "separate_vocabs", False):
         return None
-    others = {*plan.ends, plan.padding, plan.start, tokenizer.pad_token_id, tokenizer.eos_token_id}
-    if isinstance(tokenizer, PieceTokenizer):
-        unknown = tokenizer.unknown_target
-    else:
-        from ..data.symbols import unknown_ids  # it needs transformers
+    from ..data.symbols import unknown_ids  # it needs transformers
 
-        unknown = unknown_ids(tokenizer)[1]
-    return None if unknown in others else unknown
+    return unknown_ids(tokenizer)[1]

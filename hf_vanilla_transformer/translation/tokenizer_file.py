@@ -3,12 +3,14 @@
 import functools
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, processors
 
 from ..checkpoints.kinds import OLD_TOKENIZER_SETTINGS, TOKENIZER, TOKENIZER_CONFIG
+from .reading import ONLY_IDS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,8 +20,6 @@ CONTROL_TOKENS = ("pad_token", "bos_token", "eos_token")
 # What the configuration may have; any other setting may change how texts are read. The latter have no effect here.
 KNOWN_SETTINGS = {*CONTROL_TOKENS, "model_max_length", "split_special_tokens", "tokenizer_class"}
 KNOWN_SETTINGS |= {"auto_map", "backend", "is_local", "local_files_only", "name_or_path"}
-# What reading.py asks for: ids alone, and no warnings.
-ONLY_IDS = {"verbose": False, "return_attention_mask": False, "return_token_type_ids": False}
 
 
 def open_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
@@ -87,11 +87,9 @@ class TokenizerFile:
         others = dict(options)
         texts, adds = others.pop("text_target", text), bool(others.pop("add_special_tokens", True))
         if isinstance(texts, list) and others == ONLY_IDS and (text is None or texts is text):
-            try:
+            with suppress(TypeError, ValueError):  # the complete tokenizer says which text is none
                 rows = self.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=adds)
                 return {"input_ids": [row.ids for row in rows]}
-            except (TypeError, ValueError):  # the complete tokenizer says which text is none
-                pass
         return self._complete(text, **options)
 
     def decode(self, token_ids: object, skip_special_tokens: bool = False, **options: object) -> str:

@@ -23,9 +23,9 @@ from tqdm import tqdm
 from ..checkpoints.kinds import Kind, kind_of
 from ..interop.ctranslate2_files import unpacked
 from ..plan_vanilla_transformer import Plan
-from .backend import Call, DeviceError, Translation, check_number
+from .backend import Call, DeviceError, Opening, Translation, check_number
 from .ctranslate2 import CTranslate2Backend, import_library
-from .ctranslate2_folder import open_tokenizer_of, read_others
+from .ctranslate2_folder import is_exported, open_tokenizer_of
 from .decoding import check_texts, texts_of, translate
 from .tokenizer_file import open_tokenizer
 
@@ -55,10 +55,9 @@ class Translator:
     Several threads may call one translator: with the engine, one call waits for the other. A pickle, such as a process
     that is spawned gets, is the folder or name with these options, and is opened again.
 
-    The engine is attached to a model that is loaded here, if it is one of this package: as long as it is, don't change
-    the model's weights and settings (`engine.attach` says what is noticed). A model that you give isn't copied:
-    `device` moves it, and a `compute_type` that you name attaches the engine to it; otherwise it decodes with the
-    engine only if you have attached it.
+    The engine is attached to a model of this package that is loaded here: as long as it is, don't change its weights
+    and settings (`engine.attach` says what is noticed). A model that you give isn't copied: `device` moves it, and a
+    `compute_type` that you name attaches the engine; otherwise it decodes with the engine only if you have attached it.
 
     Args:
         model: A folder that `save_pretrained` wrote or a name on the Hub, of any sequence-to-sequence model (a Marian
@@ -66,14 +65,12 @@ class Translator:
             folder in CTranslate2's format, as `export`, its converters, Argos Translate or quickmt have it. A list of
             folders or names: they decode as one, by the mean of their probabilities (`translation.ensembles`).
         device: None: CUDA if it is available, else the CPU; a model that is given stays where it is.
-        compute_type: As for `engine.attach`: "default" computes in the type of the weights, "int8" with weights of 8
-            bits, on a CPU. The backend "ctranslate2" has types of its own; an ensemble's members have theirs, and a
-            device.
+        compute_type: "default" computes in the type of the weights, "int8" with weights of 8 bits, on a CPU. The
+            backend "ctranslate2" has types of its own; an ensemble's members have theirs, and a device.
         threads: Number of PyTorch's threads, for the complete process; None: unchanged. With the backend "ctranslate2",
             those of this translator; None: as many as PyTorch has.
-        backend: "engine" or "ctranslate2". The latter needs the package of that name and decodes as in
-            `translation.ctranslate2`; a model is converted for it each time. None: "engine", or the one that a folder
-            was exported for.
+        backend: "engine" or "ctranslate2" (`translation.ctranslate2`), for which a model is converted each time. None:
+            "engine", or the one that a folder was exported for.
         tokenizer: That of a model that is given; a folder or a name has its own. Of a folder in CTranslate2's format
             without one: also the place of its files.
         src_lang: The source language of calls that don't name one, for a model of several (NLLB, M2M100, mBART, T5).
@@ -93,8 +90,7 @@ class Translator:
 
     Raises:
         ValueError: An option has a wrong value, the model can't be loaded (`CheckpointError`) or isn't on the Hub
-            (`HubError`), the device can't be used (`DeviceError`), or a model that is given is in training mode, has no
-            tokenizer, or another model's.
+            (`HubError`), the device can't be used (`DeviceError`), or the tokenizer is another model's.
     """
 
     def __init__(
@@ -117,9 +113,9 @@ class Translator:
     ) -> None:
         _check(backend, threads)
         place, kind = _place(model, backend, revision, token)
-        is_exported = kind is Kind.CTRANSLATE2
-        self.backend = backend or ("ctranslate2" if is_exported else "engine")
-        if kind is not None and tokenizer is not None and not is_exported:
+        is_ready = kind is Kind.CTRANSLATE2
+        self.backend = backend or ("ctranslate2" if is_ready else "engine")
+        if kind is not None and tokenizer is not None and not is_ready:
             raise ValueError("tokenizer is for a model that is given; a folder or a name has its own")
         if self.backend == "ctranslate2" and dtype != "auto":
             raise ValueError('dtype is for the backend "engine"; give compute_type')
@@ -128,16 +124,13 @@ class Translator:
         options: dict[str, Any] = {"backend": backend, "dtype": dtype, "warm_up": warm_up, **self.languages, **where}
         again = partial(type(self), model, device, compute_type, threads, tokenizer=tokenizer, **options)
         self._open_again = again if isinstance(model, str | Path | Sequence) else None
-        if is_exported:
-            opened = _open_exported(Path(str(place)), device, compute_type, threads, tokenizer)
+        how = Opening(self.backend, tokenizer, device, compute_type, dtype, threads, where)
+        if is_ready:
+            opened = _open_exported(Path(str(place)), how)
         else:
-            from .opening import open_ensemble, open_model  # they need PyTorch and transformers
+            from .opening import open_to_translate  # it needs PyTorch and transformers
 
-            how = tokenizer, self.backend, device, compute_type, dtype, threads, where
-            if isinstance(model, Sequence) and not isinstance(model, str):
-                opened = open_ensemble(model, *how)
-            else:
-                opened = open_model(model, *how)
+            opened = open_to_translate(model, how)
         self.tokenizer, self.model, self.decodes_with = opened
         self.compute_type = compute_type
         # A lock of each process: after a fork, none of another thread's is held for ever.
@@ -159,11 +152,7 @@ class Translator:
         return import_module("torch").device(self.decodes_with.device)
 
     def plan(self, **options: object) -> Plan:
-        """Resolves how a call with these options decodes, languages and options for `generate()` among them.
-
-        Errors are those of a call: an option is unknown or has a wrong value, the backend lacks it, or no language is
-        given.
-        """
+        """Resolves how a call with these options decodes; errors are those of the call."""
         return self.call(options).plan
 
     def check(self, **options: object) -> None:
@@ -191,12 +180,10 @@ class Translator:
             texts: A string gives one translation. An object with a length, such as a list or a column of a
                 `datasets.Dataset`, gives a list in the same order. Anything else that can be iterated over, such as a
                 generator, a file or a column of a streamed data set, gives an iterator: see `stream`.
-            **options: Those of a `translation.backend.Call`: `n_best`, `alignments`, `src_lang`, `tgt_lang`,
-                `source_prefix`, `prefix`, `split_sentences`, `batch_size`, `batch_tokens`, `max_source_tokens`,
-                `unknown`, `unknown_target`, `progress` and `on_division`; `progress_bar`: True, False, or None: if
-                standard error is a terminal and it takes more than two seconds; all others are for `generate()`, such
-                as `num_beams` or `max_new_tokens`, by default the model's generation config. `num_return_sequences`
-                above 1 is `n_best`, and `output_alignments` is `alignments`.
+            **options: Those of a `translation.backend.Call`; `progress_bar`: True, False, or None: if standard error is
+                a terminal and it takes more than two seconds; all others are for `generate()`, such as `num_beams` or
+                `max_new_tokens`, by default the model's generation config. `num_return_sequences` above 1 is `n_best`,
+                and `output_alignments` is `alignments`.
 
         Returns:
             For each text its translation as a string; with `n_best`, a list of `Translation`s with their scores; with
@@ -273,22 +260,17 @@ def _place(
     return model, kind
 
 
-def _open_exported(
-    folder: Path,
-    device: "str | torch.device | None",
-    compute_type: str,
-    threads: int | None,
-    tokenizer: "PreTrainedTokenizerBase | str | Path | None",
-) -> "Opened":
+def _open_exported(folder: Path, how: Opening) -> "Opened":
     """Opens a folder in CTranslate2's format, with neither PyTorch nor transformers if its tokenizer is a file."""
-    default = "cuda" if import_library().get_cuda_device_count() else "cpu"
+    default, tokenizer = "cuda" if import_library().get_cuda_device_count() else "cpu", how.tokenizer
     with unpacked(folder) as place:
-        opened = CTranslate2Backend(place, str(device or default), compute_type, threads)
+        opened = CTranslate2Backend(place, str(how.device or default), how.compute_type, how.threads)
         opened.name_or_path = str(folder)
-        if (others := read_others(place)) is None and tokenizer is not None:
+        is_ours = is_exported(opened.folder)
+        if is_ours and tokenizer is not None:
             raise ValueError("tokenizer is for a model that is given, or that others made; an exported one has its own")
         if tokenizer is None or isinstance(tokenizer, str | Path):
-            tokenizer = open_tokenizer(place) if others is None else open_tokenizer_of(others, tokenizer)
+            tokenizer = open_tokenizer(place) if is_ours else open_tokenizer_of(opened.folder, tokenizer)
     opened.check_tokenizer(tokenizer)
     return tokenizer, opened, opened
 

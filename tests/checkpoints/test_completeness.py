@@ -5,11 +5,9 @@ import os
 import shutil
 import warnings
 from pathlib import Path
-from pickle import UnpicklingError
 
 import pytest
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from trainer_runs import stock_trainer
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, TrainerState
@@ -64,27 +62,20 @@ def test_checkpoints_by_step(run, tmp_path):
 # Cut short
 
 
-def _cuts(size):
-    """Lengths to cut a file of `size` bytes to."""
-    return sorted(n for n in {0, 1, 7, 8, 9, size // 3, size // 2, size - 8, size - 1} if 0 <= n < size)
+FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "config.json", "trainer_state.json")
 
 
-BINARY = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"]
-
-
-@pytest.mark.parametrize("name", [*BINARY, "config.json", "trainer_state.json", *checkpoints.OPTIONAL_JSON])
+@pytest.mark.parametrize("name", [*FILES, *checkpoints.OPTIONAL_JSON])
 def test_a_file_cut_anywhere(checkpoint, name):
-    """Whatever the length, it is called damaged, and neither torch nor safetensors can read a binary one."""
+    """Whatever the length, it is called damaged."""
     file = checkpoint / name
     if not file.exists():
         file.write_text(json.dumps({"some": {"more": ["values"]}}))
     content = file.read_bytes().rstrip() if file.suffix == ".json" else file.read_bytes()
-    for length in _cuts(len(content)):
+    size = len(content)
+    for length in {0, 1, 7, 8, 9, size // 3, size // 2, size - 8, size - 1} & {*range(size)}:
         file.write_bytes(content[:length])
         assert damage_of(checkpoint).startswith(name), length
-        if name in BINARY:
-            with pytest.raises((SafetensorError, RuntimeError, OSError, EOFError, UnpicklingError)):
-                load_file(file) if name.endswith("safetensors") else torch.load(file, weights_only=False)
     file.write_bytes(content)
     assert damage_of(checkpoint) is None
 

@@ -27,7 +27,6 @@ WEIGHT = "model.encoder.layers.0.self_attn.q_proj.weight"
         (WEIGHTS, {WEIGHT: torch.full((16, 16), math.nan)}, f"{WEIGHT} contains NaN"),
         (CONFIG, {"model_type": "marian"}, "the weights have no model.decoder.layers.0.encoder_attn.k_proj.bias"),
         (CONFIG, {"model_type": "bert"}, "can't load"),
-        (CONFIG, {"model_type": None}, "can't load"),
         (CONFIG, {"encoder_layers": 1_000_000}, "at most 1,000 layers"),
         (CONFIG, {"encoder_layers": 3}, "the weights have no model.encoder.layers.2"),
         (CONFIG, {"encoder_layers": 1}, "the model has no model.encoder.layers.1"),

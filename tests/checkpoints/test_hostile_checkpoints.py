@@ -1,4 +1,4 @@
-"""A run's folder is data: no command executes anything in it, reads or writes anything outside, or loses notes."""
+"""A run's folder is data: no command executes anything in it, or reads or writes anything outside."""
 
 import pickle
 import resource
@@ -38,20 +38,20 @@ def code(file: Path, marker: Path) -> None:
 
 
 # Each plants something in a folder with a model or with a tokenizer.
-def weights(folder: Path, marker: Path) -> None:
-    for name in ("pytorch_model.bin", "adapter_model.bin"):
+def beside_the_model(folder: Path, marker: Path) -> None:
+    """What nothing has to read."""
+    for name in ("pytorch_model.bin", "adapter_model.bin", "training_args.bin"):
         saved_by_torch(folder / name, marker)
     pickled(folder / "pytorch_model_fsdp_0" / ".metadata", marker)
+    for name in ("custom_generate/generate.py", "modeling_vanilla_transformer.py", "__init__.py"):
+        code(folder / name, marker)
+    auto_map(folder, marker, "vanilla_transformer")
 
 
-def auto_map(folder: Path, marker: Path, model_type: str = "vanilla_transformer") -> None:
+def auto_map(folder: Path, marker: Path, model_type: str = "evil") -> None:
     code(folder / "evil.py", marker)
     classes = {name: "evil.Evil" for name in ("AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM")}
     change_json(folder / "config.json", auto_map=classes, model_type=model_type)
-
-
-def auto_map_of_another_type(folder: Path, marker: Path) -> None:
-    auto_map(folder, marker, "evil")
 
 
 def auto_map_of_the_tokenizer(folder: Path, marker: Path) -> None:
@@ -60,33 +60,25 @@ def auto_map_of_the_tokenizer(folder: Path, marker: Path) -> None:
     change_json(folder / "tokenizer_config.json", auto_map=tokenizer, tokenizer_class="Evil")
 
 
-def beside_the_model(folder: Path, marker: Path) -> None:
-    """What nothing has to read."""
-    weights(folder, marker)
-    saved_by_torch(folder / "training_args.bin", marker)
-    for name in ("custom_generate/generate.py", "modeling_vanilla_transformer.py", "__init__.py"):
-        code(folder / name, marker)
-    auto_map(folder, marker)
-
-
 def custom_generate(folder: Path, marker: Path) -> None:
     code(folder / "custom_generate" / "generate.py", marker)
     change_json(folder / "generation_config.json", custom_generate=".")
 
 
-def states(write: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+def states(folder: Path, marker: Path) -> None:
     """One in each checkpoint, so that both are looked at."""
-    return lambda folder, marker: write(folder / STATES.get(folder.name, "rng_state.pth"), marker)
+    if folder.name == "checkpoint-4":
+        saved_by_torch(folder / "optimizer.pt", marker)
+    else:
+        pickled(folder / "rng_state.pth", marker)
 
 
-STATES = {"checkpoint-4": "optimizer.pt"}
 PLANTS = {
     "beside the model": beside_the_model,
     "custom_generate": custom_generate,
-    "auto_map of another type": auto_map_of_another_type,
+    "auto_map of another type": auto_map,
     "auto_map of the tokenizer": auto_map_of_the_tokenizer,
-    "states": states(saved_by_torch),
-    "pickled states": states(pickled),
+    "states": states,
 }
 
 
@@ -123,7 +115,7 @@ def test_nothing_is_executed(vanilla_transformer, train, finished, marker, tmp_p
 
 
 def test_code_runs_where_it_is_trusted(vanilla_transformer, checkpoint, marker):
-    auto_map_of_another_type(checkpoint, marker)
+    auto_map(checkpoint, marker)
     result = vanilla_transformer("translate", "--model", checkpoint, "--trust-remote-code", "nine 3")
     assert result.code == 2  # its class is no model
     assert marker.exists()
@@ -136,8 +128,7 @@ def test_checkpoints_without_safetensors_are_not_loaded_in_another_way(
     run = tmp_path / "run"
     for checkpoint in run.glob("checkpoint-*"):
         (checkpoint / "model.safetensors").unlink()
-    plant(weights, run, marker)
-    plant(auto_map, run, marker)
+    plant(beside_the_model, run, marker)
     result = vanilla_transformer("average", run, "--last", 2, "--output", tmp_path / "mean")
     assert result.code == 2
     assert "no complete checkpoint" in result.error
@@ -205,16 +196,6 @@ def test_links_are_not_written_through(train, finished, tmp_path):
             before.rename(link)
     assert target.read_text() == "mine"
     assert [*target.parent.iterdir()] == [target]
-
-
-def test_notes_beside_an_average_are_kept(vanilla_transformer, train, finished):
-    folder = Path(finished["output_dir"], "averaged-2")
-    (folder / "notes.md").write_text("mine")
-    options = ["--last", 2, "--output", folder, "--overwrite"]
-    for result in (train(finished, "--resume"), vanilla_transformer("average", folder.parent, *options)):
-        assert result.code in (1, 2)
-        assert "notes.md), so it stays" in result.error
-    assert (folder / "notes.md").read_text() == "mine"
 
 
 # ---- A full disk ----

@@ -126,7 +126,7 @@ def test_warnings_of_the_library_have_the_name_of_the_program(vanilla_transforme
     pytest.importorskip("ctranslate2")
     model = shutil.copytree(tiny_checkpoint, tmp_path / "model")
     settings = json.loads((model / "generation_config.json").read_text())
-    (model / "generation_config.json").write_text(json.dumps({**settings, "early_stopping": False}))
+    (model / "generation_config.json").write_text(json.dumps({**settings, "suppress_tokens": [9]}))
     root = logging.getLogger()
     handlers, root.handlers = root.handlers, []
     try:
@@ -134,7 +134,7 @@ def test_warnings_of_the_library_have_the_name_of_the_program(vanilla_transforme
     finally:
         root.handlers = handlers
     assert result.code == 0
-    assert result.err.startswith("vanilla-transformer: warning: early_stopping is False in the model's")
+    assert result.err.startswith("vanilla-transformer: warning: suppress_tokens or bad_words_ids of the model's")
 
 
 def test_programs_keep_freed_memory(vanilla_transformer, tiny_checkpoint, monkeypatch):

@@ -1,10 +1,11 @@
 """`vanilla-transformer evaluate` against the library's functions: figures and files."""
 
-import argparse
 import json
 import re
+from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_vanilla_transformer import __version__, engine
 from hf_vanilla_transformer.cli import evaluate
-from hf_vanilla_transformer.cli.models import decoding_options
+from hf_vanilla_transformer.cli.models import call_options
 from hf_vanilla_transformer.cli.output import UsageError
 from hf_vanilla_transformer.metrics import measure, paired_bootstrap
+from hf_vanilla_transformer.plan_vanilla_transformer import GNMTLengthPenalty, Plan
 from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.engine_backend import EngineBackend
 from hf_vanilla_transformer.translation.ensembles import ensemble
@@ -115,20 +117,24 @@ def test_options_of_the_engine_reach_it(figures, checkpoints, option, value):
 def test_models_are_compared_by_each_measure(figures, checkpoints):
     sources, references = 3 * SOURCES, 3 * REFERENCES
     write_texts(Path(), 3)
-    models, names = checkpoints[:2], ["bleu", "bleu_multi30k", "chrf"]
-    found, out = figures(*OPTIONS, "--significance", "--metrics", *names, models=models)
+    models, names = checkpoints[:2], ["bleu_compound_split", "bleu_multi30k", "bleu", "chrf"]
+    options = ["--significance", "--metrics", *names, "--tokenize", "intl", "--lowercase"]
+    found, out = figures(*OPTIONS, *options, models=models)
+    how = {"tokenize": "intl", "lowercase": True}
     texts = [translate(*load(name), sources, **DECODING) for name in models]
-    p_values = [one.p_value for one in paired_bootstrap(texts, references, names=names)[0]]
+    p_values = [one.p_value for one in paired_bootstrap(texts, references, names=names, **how)[0]]
     first, second = found["results"]
     assert (first["p_values"], [first["models"], second["models"]]) == ({}, [[name] for name in models])
-    assert second["p_values"] == dict(zip(("BLEU", "bleu_multi30k", "chrF2"), p_values, strict=True))
-    assert f"chrF2 of {models[1]}: p = {p_values[2]:.3f} against {models[0]} (nrefs:1|bs:1000" in out
+    titles = ["bleu_compound_split", "bleu_multi30k", "BLEU", "chrF2"]
+    assert second["p_values"] == dict(zip(titles, p_values, strict=True))
+    assert f"chrF2 of {models[1]}: p = {p_values[3]:.3f} against {models[0]} (nrefs:1|bs:1000" in out
     table = out.splitlines()[1:4]
     assert len({len(line) for line in table}) == 1
-    titles = ["model", "BLEU", "bleu_multi30k", "chrF2", "perplexity", "sentences/s", "tokens/s", "loading"]
-    assert table[0].split() == titles
+    assert table[0].split() == ["model", *titles, "perplexity", "sentences/s", "tokens/s", "loading"]
     for result, own, name in zip((first, second), texts, models, strict=True):
-        assert result["chrf"] == asdict(measure(["chrf"], own, references)["chrf"])
+        scores = measure(names, own, references, **how)
+        assert {name: result[name] for name in names} == {name: asdict(score) for name, score in scores.items()}
+        assert f"bleu_multi30k: {scores['bleu_multi30k'].signature}" in out
         perplexity = score_targets(*load(name), sources, references).perplexity
         assert result["perplexity"] == pytest.approx(perplexity, rel=1e-5)
         assert re.search(rf"^{re.escape(name)} .* {perplexity:.2f} ", out, re.MULTILINE)
@@ -160,17 +166,6 @@ def test_an_ensemble_is_one_row_of_averaged_probabilities(figures, checkpoints):
     assert " + ".join(names) in out
 
 
-def test_every_bleu(figures):
-    names = ["bleu_compound_split", "bleu_multi30k", "bleu", "chrf"]
-    given = ["--metrics", *names, "--tokenize", "intl", "--lowercase"]
-    found, out = figures(*OPTIONS, *given, "--output", "translations.de")
-    scores = measure(names, translations(), REFERENCES, tokenize="intl", lowercase=True)
-    (result,) = found["results"]
-    assert {name: result[name] for name in names} == {name: asdict(score) for name, score in scores.items()}
-    assert f"bleu_multi30k: {scores['bleu_multi30k'].signature}" in out
-    assert out.splitlines()[1].split()[1:5] == ["bleu_compound_split", "bleu_multi30k", "BLEU", "chrF2"]
-
-
 # ---- Files ----
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device")])
 def test_files_are_written_even_if_the_report_is_not(run, monkeypatch, error):
@@ -198,8 +193,14 @@ def test_options_of_beams_for_a_model_that_is_saved_without(run, checkpoints, op
 
 @pytest.mark.parametrize("option", ["length_penalty", "coverage_penalty"])
 def test_options_of_our_search_are_refused_for_models_without_it(option):
-    names = ("max_new_tokens", "length_penalty", "early_stopping", "coverage_penalty")
-    arguments = argparse.Namespace(num_beams=2, **dict.fromkeys(names) | {option: 0.6})
     other = EngineBackend(T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, d_ff=8, num_layers=1)), None)
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} needs a model of this package"):
-        decoding_options(arguments, other)
+        call_options(Namespace(num_beams=2, **{option: 0.6}), SimpleNamespace(decodes_with=other))
+
+
+def test_a_length_penalty_takes_the_place_of_the_models_by_another_formula(checkpoints):
+    model, tokenizer = load(checkpoints[0])
+    model.generation_config.update(gnmt_length_penalty=None, length_penalty=2.0)
+    backend = EngineBackend(model, tokenizer)
+    options = call_options(Namespace(length_penalty=0.6), SimpleNamespace(decodes_with=backend))
+    assert isinstance(Plan.of(options, backend.generation_config).length_penalty, GNMTLengthPenalty)

@@ -101,6 +101,10 @@ def test_memory_is_that_of_the_saved_type_and_a_tokenizer_may_be_missing(values,
     code, out, err = info(tmp_path / "bfloat16")
     assert section(out, "Parameters")["saved as"] == f"{2 * total:,} bytes (BF16)"
     assert (code, err, "none that can be used" in out) == (0, "", True)
+    (tmp_path / "bfloat16" / "pytorch_model.bin").touch()  # an older copy, which transformers doesn't read either
+    assert values(tmp_path / "bfloat16")["total"] == total
+    (tmp_path / "bfloat16" / "model.safetensors").unlink()
+    assert "unknown: there are no weights in safetensors here" in info(tmp_path / "bfloat16").out
 
 
 def test_the_tokenizer_and_its_fingerprint(info, values, folder):

@@ -20,6 +20,7 @@ from hf_vanilla_transformer.translation.translator import Translator
 
 EVALUATE = "evaluate --source source.en --reference reference.de --model MODEL"
 SEVERAL = f"{EVALUATE} OTHER"
+CHOOSE = "translate --model MODEL --choose-by"
 EXPLAIN = "explain --model MODEL --output"
 DRAW = "plot attention --source nine --model MODEL --output a.png"
 TRAIN = "train --config recipe.yaml"
@@ -56,6 +57,24 @@ BEFORE_LOADING = {
     "translate --model MODEL --output text nine": "--output text exists; give another file, or --overwrite to replace",
     "translate --model MODEL --output . nine": "--output . is a folder; give a file in a folder that exists",
     "translate --model MODEL --output no/new nine": "--output no/new can't be written: there is no folder no",
+    "translate --model MODEL --input text --output out.gz": "--output out.gz would be text that isn't compressed",
+    "translate --model MODEL --json --input table.tsv --output out.tsv": "--json is for lines; leave it out",
+    f"{CHOOSE} short --input source.en": "source.en has 4 lines, and short 1 lines; give a reference for each",
+    f"{CHOOSE} short nine a": "the input has 2 sentences, and short 1 lines",
+    f"{CHOOSE} nowhere --input source.en": "nowhere: no such file",
+    f"{CHOOSE} reference.de --input source.en reference.de --output .": "--choose-by is for the lines of one text file",
+    f"{CHOOSE} reference.de --input source.en --output reference.de --overwrite": "is the file of another option",
+    f"{CHOOSE} reference.de --input source.en --split-sentences und": "a split line has one; leave one out",
+    f"{CHOOSE} pairs.tsv --input text": "--choose-by pairs.tsv is no text by its name; give a file with a line",
+    f"{CHOOSE} text --input pairs.tsv": "--choose-by is for the lines of one text file; give one by --input",
+    "translate --model MODEL --choose-by-measure chrf a": "--choose-by-measure is for --choose-by; leave it out",
+    "translate --model MODEL --ensemble --input source.en": "--ensemble needs two models or more; give --model A B",
+    "translate --model MODEL --ensemble nine": "nine is not a folder here",
+    f"{EVALUATE} --errors errors.txt": "--errors errors.txt is no table; give a name that ends in .tsv or .jsonl",
+    f"{EVALUATE} --errors no/errors.tsv": "there is no folder no",
+    f"{EVALUATE} --errors x.tsv --output x.tsv": "is the file of another option",
+    f"{EVALUATE} --errors table.tsv": "exists; give another file, or --overwrite",
+    f"{SEVERAL} --errors errors.tsv": "--errors is for one model's translations",
     f"{EVALUATE} --source nowhere.en": "nowhere.en: no such file; name an existing file",
     f"{EVALUATE} --source latin1": "latin1:2: not UTF-8 (byte 0xf6 at 4); convert it to UTF-8, with iconv",
     f"{EVALUATE} --reference short": "short: ends after line 1, but source.en is longer",
@@ -85,6 +104,15 @@ BEFORE_LOADING = {
     "average RUN --output taken": "taken exists; choose another output, or ask to overwrite it",
     "average RUN --output RUN --overwrite": "is not just a saved model (it contains checkpoint-1)",
     "average RUN --output RUN/checkpoint-6 --overwrite": "is not just a saved model",
+    "convert taken --output new": "isn't the model of a known system; give --from with one of marian, marian-npz",
+    "convert nothing.pt --output new --mapping hkproj": "there is no file or folder nothing.pt",
+    "convert MODEL --output new --from marian --mapping hkproj": "a mapping describes a state dict, and marian models",
+    "convert MODEL --output new --revision x": "is of a name on the Hub, and",
+    "convert MODEL --output taken": "taken exists; choose another output",
+    "export --model MODEL --output taken --to ctranslate2": "taken exists; choose another output",
+    "export --model MODEL --output new --to ctranslate2 --onnx": "--onnx is for --to stock, not ctranslate2; leave it",
+    "export --model MODEL --output new --to stock --quantization int8": "--quantization is for --to ctranslate2, not",
+    "push MODEL me/model --onnx": "--onnx is for --as stock; add that, or leave --onnx out",
     "explain --output p.html": "required: --model",
     "explain --model ./nowhere --output p.html": "'./nowhere' is neither a folder here nor a name",
     f"{EXPLAIN} no/p.html": "there is no folder no",
@@ -133,6 +161,7 @@ AFTER_LOADING = {
     "translate --model MODEL --beam 1000001 a": "num_beams is 1000001; it has to be an int",
     "translate --model MODEL --device toaster a": "device toaster can't be used",
     f"{EVALUATE} STRANGER --ensemble": "averaged: model 2 has another tokenizer than model 1; ",
+    f"{CHOOSE} reference.de --greedy --input source.en --output new": "--choose-by chooses of several translations",
     f"{DRAW} --layer 3": "layer 3 doesn't exist: there are layers 1 to 2",
     f"{DRAW} --heads 5": "head 5 doesn't exist: there are heads 1 to 4",
 }
@@ -162,6 +191,7 @@ def place(checkpoints, trained, tmp_path_factory):
     contents = {
         "empty": b"", "short": b"eins\n", "latin1": "gut\nschön\ngut\ngut\n".encode("latin1"), "text": b"nine\n",
         "damaged.gz": gzip.compress(b"text\n" * 4)[:-9], "empty.json": b'{"log_history": []}',
+        "table.tsv": b"text\nit\n",
     }  # fmt: skip
     recipe = recipe_in(folder) | {"eval_strategy": "steps", "eval_steps": 2, "output_dir": "run"}
     no_target, no_source = {"train_target": []}, {"train_source": []}

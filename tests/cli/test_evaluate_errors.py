@@ -78,19 +78,3 @@ def test_a_file_has_the_wrong_lines(vanilla_transformer, here, checkpoints, name
     total = sum(int(row[3]) for row in rows)
     assert f"wrong: {len(wrong)} lines, by {total} edits" in result.out
     assert f"wrote {name}" in result.out
-    again = vanilla_transformer("evaluate", *given, "--errors", name)
-    assert (again.code, "exists; give another file, or --overwrite" in again.error) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("options", "models", "message"),
-    [
-        (["--errors", "errors.txt"], 1, "--errors errors.txt is no table; give a name that ends in .tsv or .jsonl"),
-        (["--errors", "no/errors.tsv"], 1, "there is no folder no"),
-        (["--errors", "x.tsv", "--output", "x.tsv"], 1, "is the file of another option"),
-        (["--errors", "errors.tsv"], 2, "--errors is for one model's translations"),
-    ],
-)
-def test_wrong_use_is_told_before_a_model_is_opened(vanilla_transformer, here, checkpoints, options, models, message):
-    result = vanilla_transformer("evaluate", "--model", *checkpoints[:models], *OPTIONS, *options)
-    assert (result.code, message in result.error) == (2, True), result.err

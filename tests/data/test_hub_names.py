@@ -1,41 +1,13 @@
 """Names on the Hub, asked of a server on localhost that answers as the Hub does, or not at all."""
 
-import json
 import socket
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import huggingface_hub.constants
 import pytest
+from hub_server import LocalHub, running
 
 from hf_vanilla_transformer.data import hub_names
 from hf_vanilla_transformer.data.hub_names import HubError, check_model_on_hub, revision_of
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-class Hub(BaseHTTPRequestHandler):
-    """Has the model and the data set "some/thing"; everything else is missing, or fails."""
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        if path.endswith("some/thing"):
-            self.answer(200, {"id": "some/thing", "sha": COMMIT, "siblings": [], "tags": []})
-        elif "broken" in path:
-            self.answer(500, {"error": "of the test"})
-        else:
-            self.answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
-
-    def answer(self, status: int, content: dict, headers: dict | None = None) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in {**(headers or {}), "Content-Type": "application/json", "Content-Length": len(body)}.items():
-            self.send_header(name, str(value))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        """Says nothing."""
 
 
 @pytest.fixture
@@ -48,17 +20,15 @@ def endpoint(monkeypatch):
 
 @pytest.fixture
 def server(endpoint):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    endpoint(f"http://127.0.0.1:{server.server_port}")
-    yield
-    server.shutdown()
-    server.server_close()
+    with running(LocalHub()) as hub:
+        hub.add("some/thing")
+        endpoint(hub.endpoint)
+        yield hub
 
 
 @pytest.mark.parametrize("repo_type", ["model", "dataset"])
 def test_a_repository_has_a_revision_if_it_is_there(server, repo_type):
-    assert revision_of("some/thing", repo_type) == COMMIT
+    assert revision_of("some/thing", repo_type) == server.repositories["some/thing"].branches["main"]
     with pytest.raises(HubError, match=f"some/nothing is neither a folder here nor a {repo_type} on the Hub"):
         revision_of("some/nothing", repo_type)
     assert check_model_on_hub("some/thing")

@@ -108,18 +108,9 @@ def merged_adapters(model):
     adapted.merge_and_unload()  # the modules are the old ones again
 
 
-def averaged(model):
-    for parameter in model.parameters():
-        parameter.data.copy_(0.9 * parameter.data)
-
-
 def swapped(model):
     attention = model.model.decoder.layers[0].self_attn
     attention.q_proj, attention.k_proj = attention.k_proj, attention.q_proj
-
-
-def another_parameter(model):
-    model.lm_head.weight = nn.Parameter(model.lm_head.weight * 1.1)
 
 
 def in_place(model):
@@ -135,9 +126,9 @@ def patched(model):
 FOR_GOOD = {
     "fused Adam": optimizer_step,
     "adapters merged": merged_adapters,
-    "an average": averaged,
+    "an average": lambda model: [one.data.copy_(0.9 * one.data) for one in model.parameters()],
     "modules swapped": swapped,
-    "a parameter replaced": another_parameter,
+    "a parameter replaced": lambda model: setattr(model.lm_head, "weight", nn.Parameter(1.1 * model.lm_head.weight)),
     "one element": in_place,
     "a method patched": patched,
     "vocabulary resized": lambda model: model.resize_token_embeddings(60, mean_resizing=False),

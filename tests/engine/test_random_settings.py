@@ -53,7 +53,7 @@ def attached_model(number):
 
 def tokens(draw, vocab_size, smallest, largest):
     """Distinct tokens, the end of sentence not among them."""
-    others = [token for token in range(3, vocab_size)]
+    others = range(3, vocab_size)
     return draw.sample(others, min(draw.randint(smallest, largest), len(others)))
 
 

@@ -30,6 +30,22 @@ def logits_of(model, ids, target):
         return model(input_ids=torch.tensor([ids]), decoder_input_ids=torch.tensor([target])).logits[0]
 
 
+def assert_logits(found, expected, atol=1e-4):
+    torch.testing.assert_close(torch.tensor(found), expected, atol=atol, rtol=0)
+
+
+def assert_computed(compute, model, tokenizer, texts, target, atol=1e-4):
+    """Tokens, logits of a target, greedy search and three beams are PyTorch's."""
+    cases = [{"text": text, "target": target, "plan": {"beams": [1, 3]}} for text in texts]
+    for text, result in zip(texts, compute(model, tokenizer, cases), strict=True):
+        batch = tokenizer(text, return_tensors="pt")
+        assert batch["input_ids"][0].tolist() == result["ids"]
+        assert_logits(result["logits"], logits_of(model, result["ids"], target), atol)
+        greedy = model.generate(**batch, num_beams=1, early_stopping=False)[0, 1:].tolist()
+        assert result["beams1"][0]["tokens"] == greedy
+        assert_same_hypotheses(model, batch, result["beams3"])
+
+
 def assert_same_hypotheses(model, batch, found):
     options = {"num_beams": len(found), "num_return_sequences": len(found), "return_dict_in_generate": True}
     expected = model.generate(**batch, **options, output_scores=True)

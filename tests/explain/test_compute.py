@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from small_models import TEXTS, assert_same_hypotheses, logits_of, model_with
+from small_models import TEXTS, assert_computed, assert_logits, assert_same_hypotheses, logits_of, model_with
 from torch import nn
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast
@@ -35,15 +35,7 @@ ODD_TEXTS = [
 def test_logits_and_searches_are_those_of_pytorch(compute, tokenizer, variant):
     model = model_with(tokenizer, **VARIANTS[variant])
     model.generation_config.max_extra_length = 6
-    cases = [{"text": text, "target": [1, 9, 30, 77, 200], "plan": {"beams": [1, 3]}} for text in TEXTS[:4]]
-    for case, result in zip(cases, compute(model, tokenizer, cases), strict=True):
-        batch = tokenizer(case["text"], return_tensors="pt")
-        assert batch["input_ids"][0].tolist() == result["ids"]
-        expected = logits_of(model, result["ids"], case["target"])
-        torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=1e-4, rtol=0)
-        greedy = model.generate(**batch, num_beams=1, early_stopping=False)[0, 1:].tolist()
-        assert result["beams1"][0]["tokens"] == greedy
-        assert_same_hypotheses(model, batch, result["beams3"])
+    assert_computed(compute, model, tokenizer, TEXTS[:4], [1, 9, 30, 77, 200])
 
 
 @pytest.mark.parametrize(
@@ -93,7 +85,7 @@ def test_weights_of_8_bits_are_those_rounded_to_a_scale_for_each_row(compute, to
                 scale = parameter.abs().amax(dim=1, keepdim=True) / 127
                 parameter.copy_((parameter / scale).round() * scale)
     expected = logits_of(rounded, result["ids"], case["target"])
-    torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=1e-4, rtol=0)
+    assert_logits(result["logits"], expected)
     assert not torch.allclose(expected, logits_of(model, result["ids"], case["target"]), atol=1e-3)
 
 
@@ -138,7 +130,7 @@ def test_switches_change_the_computation_as_they_say(compute, tokenizer, switch)
     with torch.no_grad():
         change(model)
     expected = logits_of(model, result["ids"], case["target"])
-    torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=1e-4, rtol=0)
+    assert_logits(result["logits"], expected)
     assert not torch.allclose(expected, untouched, atol=1e-2)
 
 
@@ -148,8 +140,7 @@ def test_the_other_order_of_norms_is_that_of_the_other_configuration(compute, to
     other.load_state_dict(model.state_dict())
     case = {"text": "half past nine", "target": [1, 9, 30, 77], "options": {"norm": "pre"}}
     (result,) = compute(model, tokenizer, [case])
-    expected = logits_of(other, result["ids"], case["target"])
-    torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=1e-4, rtol=0)
+    assert_logits(result["logits"], logits_of(other, result["ids"], case["target"]))
 
 
 def test_without_the_causal_mask_a_position_sees_later_ones(compute, tokenizer):
@@ -167,12 +158,11 @@ def test_without_the_causal_mask_a_position_sees_later_ones(compute, tokenizer):
             input_ids=torch.tensor([result["ids"]]), decoder_input_ids=torch.tensor([case["target"]]),
             decoder_attention_mask=seen,
         )  # fmt: skip
-    torch.testing.assert_close(torch.tensor(result["logits"]), outputs.logits[0], atol=1e-4, rtol=0)
+    assert_logits(result["logits"], outputs.logits[0])
 
 
 def test_every_activation_is_pytorchs(compute, tokenizer):
     for name in ACTIVATIONS:
         model = model_with(tokenizer, encoder_layers=1, decoder_layers=1, activation_function=name)
         (result,) = compute(model, tokenizer, [{"text": "nine", "target": [1, 9, 30]}])
-        expected = logits_of(model, result["ids"], [1, 9, 30])
-        torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=1e-4, rtol=0)
+        assert_logits(result["logits"], logits_of(model, result["ids"], [1, 9, 30]))

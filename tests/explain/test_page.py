@@ -11,7 +11,8 @@ from html.parser import HTMLParser
 import pytest
 import torch
 from small_models import TEXTS, model_with
-from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerFast
+from tokenizers.normalizers import Lowercase
+from transformers import MarianConfig, MarianMTModel
 
 from hf_vanilla_transformer import VanillaTransformerTokenizerFast
 from hf_vanilla_transformer.data.symbols import train_tokenizer
@@ -144,7 +145,6 @@ def test_a_model_that_is_too_large_is_refused_with_what_to_do(tokenizer, monkeyp
 )
 def test_a_search_that_the_page_lacks_is_refused(tokenizer, settings, problem):
     model = model_with(tokenizer)
-    model.generation_config.update(**settings)
     for name, value in settings.items():
         setattr(model.generation_config, name, value)
     with pytest.raises(PageError, match=re.escape(problem)):
@@ -164,33 +164,39 @@ def test_models_that_the_page_does_not_compute_are_refused(tokenizer):
         contents_of(hooked, tokenizer)
 
 
-def other_tokenizers():
-    with_tag = VanillaTransformerTokenizerFast.train_from_iterator(TEXTS, 300, extra_special_tokens=["<2de>"])
-    reads_special = VanillaTransformerTokenizerFast.train_from_iterator(TEXTS, 300, split_special_tokens=False)
-    begins = VanillaTransformerTokenizerFast.train_from_iterator(TEXTS, 300)
-    begins.add_bos_token = True
-    begins.update_post_processor()
-    lowers = VanillaTransformerTokenizerFast.train_from_iterator(TEXTS, 300)
-    from tokenizers.normalizers import Lowercase
-
-    lowers.backend_tokenizer.normalizer = Lowercase()
-    larger = VanillaTransformerTokenizerFast.train_from_iterator(TEXTS, 330, min_frequency=1)
-    words = train_tokenizer([{"source": text, "target": text} for text in TEXTS], ["words"])
-    assert isinstance(words, PreTrainedTokenizerFast)
-    return {
-        "added tokens, and the tokenizer has <2de>": with_tag,
-        "special tokens in them as plain text": reads_special,
-        "with </s> at their end alone": begins,
-        "by rules of its own": lowers,
-        "and MarianTokenizer do; the model has a": words,
-        "the tokenizer has 330 tokens, more than the model": larger,
-    }
+def trained(vocab_size=300, **options):
+    return VanillaTransformerTokenizerFast.train_from_iterator(TEXTS, vocab_size, **options)
 
 
-@pytest.mark.parametrize("problem", other_tokenizers())
+def beginning():
+    tokenizer = trained()
+    tokenizer.add_bos_token = True
+    tokenizer.update_post_processor()
+    return tokenizer
+
+
+def lowering():
+    tokenizer = trained()
+    tokenizer.backend_tokenizer.normalizer = Lowercase()
+    return tokenizer
+
+
+OTHER_TOKENIZERS = {
+    "added tokens, and the tokenizer has <2de>": lambda: trained(extra_special_tokens=["<2de>"]),
+    "special tokens in them as plain text": lambda: trained(split_special_tokens=False),
+    "with </s> at their end alone": beginning,
+    "by rules of its own": lowering,
+    "and MarianTokenizer do; the model has a": lambda: train_tokenizer(
+        [{"source": text, "target": text} for text in TEXTS], ["words"]
+    ),
+    "the tokenizer has 330 tokens, more than the model": lambda: trained(330, min_frequency=1),
+}
+
+
+@pytest.mark.parametrize("problem", OTHER_TOKENIZERS)
 def test_tokenizers_that_read_otherwise_are_refused(tokenizer, problem):
     with pytest.raises(PageError, match=re.escape(problem)):
-        contents_of(model_with(tokenizer), other_tokenizers()[problem])
+        contents_of(model_with(tokenizer), OTHER_TOKENIZERS[problem]())
 
 
 # ---- Without a model ----

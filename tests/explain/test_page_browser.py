@@ -12,7 +12,7 @@ pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
-from small_models import TEXTS, assert_same_hypotheses, logits_of, model_with
+from small_models import TEXTS, assert_logits, assert_same_hypotheses, logits_of, model_with
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
@@ -42,19 +42,39 @@ def model(tokenizer):
 
 
 @pytest.fixture
-def opened(browser, model, tokenizer, tmp_path):
-    """The page of a small model; by the end of the test it has logged no error and requested nothing else."""
+def show(browser, tmp_path):
+    """Opens a page from a file; by the end of the test it has logged no error and requested nothing else."""
     file = tmp_path / "page.html"
-    file.write_text(model_page(model, tokenizer, "A & B </title>", [*TEXTS[2:5], HOSTILE]), encoding="utf-8")
-    browser.get_log("performance")
-    browser.get_log("browser")
-    browser.get(file.as_uri())
-    yield browser
+
+    def open_page(page):
+        file.write_text(page, encoding="utf-8")
+        browser.get_log("performance")
+        browser.get_log("browser")
+        browser.get(file.as_uri())
+        return browser
+
+    yield open_page
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     requests = [one["params"] for one in messages if one["method"] == "Network.requestWillBeSent"]
     asked = {one["request"]["url"] for one in requests if one["documentURL"].startswith("file:")}
     assert asked == {file.as_uri()}
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@pytest.fixture
+def opened(show, model, tokenizer):
+    """The page of a small model."""
+    return show(model_page(model, tokenizer, "A & B </title>", [*TEXTS[2:5], HOSTILE]))
+
+
+def set_screen(browser, width, height, scale=1, scheme="light"):
+    """A screen and the colours that its user prefers, until the test ends."""
+    metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": scale > 1}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
 
 def until(condition):
@@ -77,6 +97,26 @@ def texts(browser, css):
     )
 
 
+def numbers(browser, css, count=None):
+    """The numbers that the first `count` elements show; those in percent are parts of 1."""
+    shown = [one.replace("−", "-") for one in texts(browser, css)[:count]]
+    return [float(one.rstrip("%")) / (100 if one.endswith("%") else 1) for one in shown]
+
+
+def open_sections(browser, *names):
+    for name in names or SECTIONS:
+        browser.execute_script(f"document.getElementById('{name}').open = true")
+    if not names:
+        until(lambda: browser.find_elements(By.ID, "attribution-table"))
+
+
+def force(browser, text):
+    """Gives a reference to the section of teacher forcing."""
+    until(lambda: texts(browser, "#reference"))
+    script = "const box = document.getElementById('reference'); box.value = arguments[0];"
+    browser.execute_script(f"{script} setTimeout(() => box.dispatchEvent(new Event('change')))", text)
+
+
 def type_and_translate(browser, text):
     browser.execute_script("document.getElementById('source').value = arguments[0]", text)
     find(browser, "#translate").click()
@@ -94,8 +134,7 @@ def check(browser, model, tokenizer, text, start=1):
     type_and_translate(browser, text)
     result, batch = computed(browser), tokenizer(text, return_tensors="pt")
     assert result["ids"] == batch["input_ids"][0].tolist()
-    expected = logits_of(model, result["ids"], [start, *result["target"][:-1]])
-    torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=1e-4, rtol=0)
+    assert_logits(result["logits"], logits_of(model, result["ids"], [start, *result["target"][:-1]]))
     assert_same_hypotheses(model, batch, result["found"])
     best = tokenizer.decode(result["found"][0]["tokens"], skip_special_tokens=True)
     assert browser.execute_script("return document.getElementById('translation').textContent") == (best or "—")
@@ -105,14 +144,13 @@ def test_translations_and_logits_are_those_of_pytorch(opened, model, tokenizer):
     assert opened.title == find(opened, "h1").text == "A & B </title>"
     for text in [*TEXTS, HOSTILE]:
         check(opened, model, tokenizer, text)
-    assert (
-        texts(opened, "#overview .key .token")[-3:] == tokenizer.readable_pieces(tokenizer(HOSTILE)["input_ids"])[-3:]
-    )
+    pieces = tokenizer.readable_pieces(tokenizer(HOSTILE)["input_ids"])
+    assert texts(opened, "#overview .key .token")[-3:] == pieces[-3:]
     assert opened.find_elements(By.CSS_SELECTOR, "img, main b") == []
 
 
 @pytest.mark.timeout(3_000)
-def test_200_sentences_of_the_quickstarts_model(browser, tmp_path):
+def test_200_sentences_of_the_quickstarts_model(show):
     folder = Path(__file__).parents[2] / "outputs" / "quickstart"
     if not (folder / "model").is_dir():
         pytest.skip("THERE IS NO outputs/quickstart: run `make quickstart` before")
@@ -120,51 +158,40 @@ def test_200_sentences_of_the_quickstarts_model(browser, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     lines = (folder / "corpus" / "test.en").read_text(encoding="utf-8").splitlines()[:200]
     assert len(lines) == 200
-    file = tmp_path / "page.html"
-    file.write_text(model_page(model, tokenizer, "quickstart", lines[:1]), encoding="utf-8")
-    browser.get(file.as_uri())
+    browser = show(model_page(model, tokenizer, "quickstart", lines[:1]))
     for line in lines:
         check(browser, model, tokenizer, line)
 
 
 @pytest.mark.parametrize("name", ["argos", "opus_mt"])
-def test_a_converted_model(browser, name, tmp_path):
+def test_a_converted_model(show, name, tmp_path):
     """Its tokens, logits, probabilities and translations are those of Python, and it has targets of its own tokens."""
     folder = argos(tmp_path) if name == "argos" else sharpened(ORIGINS[name](tmp_path))
     convert(folder, tmp_path / "converted")
     tokenizer, model = load_checkpoint(tmp_path / "converted")
     model.generation_config.max_new_tokens = 12
-    file = tmp_path / "page.html"
-    file.write_text(model_page(model, tokenizer, name, ALL[:2]), encoding="utf-8")
-    browser.get_log("browser")
-    browser.get(file.as_uri())
+    browser = show(model_page(model, tokenizer, name, ALL[:2]))
     start = model.generation_config.decoder_start_token_id
     for text in [*ALL[:5], "Odd:  «é» ﬁ ½ 漢字 🙂 </b>"]:
         check(browser, model, tokenizer, text, start)
     ids = tokenizer("Odd:  «é» ﬁ ½ 漢字 🙂 </b>")["input_ids"]
     assert texts(browser, "#overview .key .token") == [one.strip() for one in tokenizer.convert_ids_to_tokens(ids)]
-    browser.execute_script("document.getElementById('softmax').open = true")
-    logits = logits_of(model, ids, [start])[0]
+    open_sections(browser, "softmax", "forcing")
     until(lambda: texts(browser, "#softmax td.bar .number"))
-    shown = [float(one.rstrip("%")) / 100 for one in texts(browser, "#softmax td.bar .number")]
-    assert shown == pytest.approx(logits.softmax(-1).topk(10).values.tolist(), abs=0.0051)
-    browser.execute_script("document.getElementById('forcing').open = true")
-    script = "const box = document.getElementById('reference'); box.value = arguments[0];"
-    until(lambda: texts(browser, "#reference"))
-    browser.execute_script(f"{script} box.dispatchEvent(new Event('change'))", ALL[12])
+    probabilities = logits_of(model, ids, [start])[0].softmax(-1)
+    shown = numbers(browser, "#softmax td.bar .number")
+    assert shown == pytest.approx(probabilities.topk(10).values.tolist(), abs=0.0051)
+    force(browser, ALL[12])
     target = tokenizer(text_target=ALL[12])["input_ids"]
-    assert browser.execute_script("return app.forced().targets") == target
-    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    until(lambda: browser.execute_script("return app.forced().targets") == target)
 
 
-def test_a_browser_that_reads_other_tokens_shows_no_model(browser, model, tokenizer, tmp_path):
+def test_a_browser_that_reads_other_tokens_shows_no_model(show, model, tokenizer):
     page = model_page(model, tokenizer, "title", TEXTS[:1])
     ids = tokenizer("  two  spaces ")["input_ids"]
     sample, other = (json.dumps(["  two  spaces ", own]).removesuffix("]") for own in (ids, ids[1:]))
     assert page.count(sample) == 1
-    file = tmp_path / "page.html"
-    file.write_text(page.replace(sample, other), encoding="utf-8")
-    browser.get(file.as_uri())
+    browser = show(page.replace(sample, other))
     assert "This browser reads “  two  spaces ”" in browser.execute_script("return app.problem")
     assert browser.find_elements(By.ID, "translation") == []
 
@@ -178,32 +205,25 @@ SWITCHES = {
 @pytest.mark.parametrize("name", SWITCHES)
 def test_a_switch_shows_both_translations_and_logits_at_once(opened, compute, model, tokenizer, name):
     """As node computes them, where tests/explain/test_compute.py compares with PyTorch."""
+
+    def turn(value):
+        if name in ("norm", "off"):
+            Select(find(opened, f"#switch-{name}")).select_by_value(value)
+        else:
+            find(opened, f"#switch-{name}").click()
+
     before, target = find(opened, "#translation").text, computed(opened)["target"]
-    if name in ("norm", "off"):
-        Select(find(opened, f"#switch-{name}")).select_by_value({"norm": "pre", "off": "encoder-1-2"}[name])
-    else:
-        find(opened, f"#switch-{name}").click()
+    turn({"norm": "pre", "off": "encoder-1-2"}.get(name))
     case = {"text": TEXTS[2], "target": [1, *target[:-1]], "options": SWITCHES[name], "plan": {"beams": [4]}}
     (expected,) = compute(model, tokenizer, [case])
     until(lambda: texts(opened, "#switched") != ["…"])
     assert find(opened, "#translation").text == before
     assert find(opened, "#switched").text == (expected["beams4"][0]["text"] or "—").strip()
     torch.testing.assert_close(torch.tensor(computed(opened)["logits"]), torch.tensor(expected["logits"]))
-    shown = [float(one.replace("−", "-")) for one in texts(opened, "#switches .best:last-child td:last-child")]
-    largest = torch.tensor(expected["logits"][0]).topk(10).values.tolist()
-    assert shown == pytest.approx(largest, abs=0.0051)
-    # And back
-    if name in ("norm", "off"):
-        Select(find(opened, f"#switch-{name}")).select_by_value("")
-    else:
-        find(opened, f"#switch-{name}").click()
+    shown = numbers(opened, "#switches .best:last-child td:last-child")
+    assert shown == pytest.approx(torch.tensor(expected["logits"][0]).topk(10).values.tolist(), abs=0.0051)
+    turn("")
     assert opened.find_elements(By.ID, "switched") == []
-
-
-def open_sections(browser):
-    for name in SECTIONS:
-        browser.execute_script(f"document.getElementById('{name}').open = true")
-    until(lambda: browser.find_elements(By.ID, "attribution-table"))
 
 
 def test_equation_1_is_in_the_models_numbers(opened, model, tokenizer):
@@ -218,8 +238,7 @@ def test_equation_1_is_in_the_models_numbers(opened, model, tokenizer):
             output_attentions=True,
         )  # fmt: skip
     weights = outputs.cross_attentions[1][0, 1, 1]
-    shown = [float(one.rstrip("%")) / 100 for one in texts(opened, "#cross td.bar .number")]
-    assert shown == pytest.approx(weights.tolist(), abs=0.0051)
+    assert numbers(opened, "#cross td.bar .number") == pytest.approx(weights.tolist(), abs=0.0051)
     masked = texts(opened, "#decoder tr.masked td:nth-of-type(3)")
     assert masked == ["−∞ (mask)"] * (len(result["target"]) - 2)  # of the second position
 
@@ -229,8 +248,7 @@ def test_the_tree_has_every_step_and_the_best_hypothesis(opened, model, tokenize
     batch = tokenizer(TEXTS[2], return_tensors="pt")
     options = {"num_return_sequences": 4, "return_dict_in_generate": True, "output_scores": True}
     expected = model.generate(**batch, **options).sequences_scores.tolist()
-    rows = texts(opened, "#beam tbody td:last-child")
-    assert [float(one.replace("−", "-")) for one in rows] == pytest.approx(expected, abs=0.00051)
+    assert numbers(opened, "#beam tbody td:last-child") == pytest.approx(expected, abs=0.00051)
     best = computed(opened)["found"][0]["tokens"]
     assert len(opened.find_elements(By.CSS_SELECTOR, "#beam .node.best")) == len(best) + 1
     opened.execute_script("const s = document.getElementById('step'); s.value = 1; s.dispatchEvent(new Event('input'))")
@@ -252,25 +270,20 @@ def test_figure_1_opens_the_section_of_a_box(opened):
 
 
 def test_a_tree_of_twelve_steps_fits_a_laptop(opened):
-    opened.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    )
-    try:
-        opened.execute_script("app.state.plan.limit = ['max_new_tokens', 12]; app.state.plan.ends = [-1]; app.search({})")
-        open_sections(opened)
-        assert "Step 12 of 12" in texts(opened, "#beam")[0]
-        widths = "const one = document.querySelector('#beam .scroll'); return [one.scrollWidth, one.clientWidth]"
-        scrolled, shown = opened.execute_script(widths)
-        assert scrolled <= shown
-    finally:
-        opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    set_screen(opened, 1280, 800)
+    opened.execute_script("Object.assign(app.state.plan, {limit: ['max_new_tokens', 12], ends: [-1]}); app.search({})")
+    open_sections(opened)
+    assert "Step 12 of 12" in texts(opened, "#beam")[0]
+    widths = "const one = document.querySelector('#beam .scroll'); return [one.scrollWidth, one.clientWidth]"
+    scrolled, shown = opened.execute_script(widths)
+    assert scrolled <= shown
 
 
 def test_teacher_forcing_is_beside_free_running(opened, model, tokenizer):
     open_sections(opened)
-    script = "const box = document.getElementById('reference'); box.value = 'halb zehn';"
-    opened.execute_script(f"{script} box.dispatchEvent(new Event('change'))")
     result, targets = computed(opened), tokenizer("halb zehn")["input_ids"]
+    force(opened, "halb zehn")
+    until(lambda: opened.execute_script("return app.forced().targets") == targets)
     inputs = [1, *targets[:-1]]
     logits = logits_of(model, result["ids"], inputs)
     length = len(inputs)
@@ -278,8 +291,7 @@ def test_teacher_forcing_is_beside_free_running(opened, model, tokenizer):
     predicted = tokenizer.readable_pieces(logits.argmax(-1).tolist())
     assert texts(opened, "#forcing-table td:nth-child(2)")[:length] == predicted
     right = logits.softmax(-1)[range(length), targets].tolist()
-    shown = [float(one.rstrip("%")) / 100 for one in texts(opened, "#forcing-table td:nth-child(3)")[:length]]
-    assert shown == pytest.approx(right, abs=0.0051)
+    assert numbers(opened, "#forcing-table td:nth-child(3)", length) == pytest.approx(right, abs=0.0051)
     free = model.generate(torch.tensor([result["ids"]]), num_beams=1, early_stopping=False)[0, 1:].tolist()
     assert texts(opened, "#forcing-table td:nth-child(4)")[: len(free)] == tokenizer.readable_pieces(free)
 
@@ -294,8 +306,7 @@ def test_attribution_leaves_each_source_token_out(opened, model, tokenizer):
 
     ids = result["ids"]
     expected = [log_probability(ids) - log_probability(ids[:n] + ids[n + 1 :]) for n in range(len(ids) - 1)]
-    shown = texts(opened, "#attribution-table td:last-child .number")
-    assert [float(one.replace("−", "-")) for one in shown] == pytest.approx(expected, abs=0.0051)
+    assert numbers(opened, "#attribution-table td:last-child .number") == pytest.approx(expected, abs=0.0051)
 
 
 def test_the_tour_the_keyboard_and_the_languages(opened):
@@ -332,34 +343,24 @@ def test_what_cannot_be_translated_is_said(opened):
     assert find(opened, "#problem").text == ""
 
 
-def test_no_text_is_longer_than_learned_positions(browser, tokenizer, tmp_path):
+def test_no_text_is_longer_than_learned_positions(show, tokenizer):
     model = model_with(tokenizer, position_encoding="learned", max_position_embeddings=12)
-    file = tmp_path / "page.html"
-    file.write_text(model_page(model, tokenizer, "learned"), encoding="utf-8")  # without an example
-    browser.get(file.as_uri())
+    browser = show(model_page(model, tokenizer, "learned"))  # without an example
     type_and_translate(browser, "nine " * 12)
     assert texts(browser, "#problem")[0].endswith("the page takes up to 12. Type a shorter one.")
     check(browser, model, tokenizer, "nine")
     assert len(computed(browser)["target"]) <= 11
-    browser.execute_script("document.getElementById('forcing').open = true")
-    until(lambda: texts(browser, "#reference"))
-    script = "const box = document.getElementById('reference'); box.value = 'nine '.repeat(20);"
-    browser.execute_script(f"{script} setTimeout(() => box.dispatchEvent(new Event('change')))")
+    open_sections(browser, "forcing")
+    force(browser, "nine " * 20)
     until(lambda: "the model has 12 positions" in texts(browser, "#problem")[0])
+    browser.get_log("browser")  # it has logged that error
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_wider_than_a_phone(opened, scheme):
-    metrics = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    try:
-        opened.execute_script("document.getElementById('switch-positions').click()")
-        open_sections(opened)
-        assert opened.execute_script("return document.documentElement.scrollWidth") <= 360
-        background = opened.execute_script("return getComputedStyle(document.body).backgroundColor")
-        assert (int(background.split("(")[1].split(",")[0]) < 60) == (scheme == "dark")
-    finally:
-        opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    set_screen(opened, 360, 740, 2, scheme)
+    opened.execute_script("document.getElementById('switch-positions').click()")
+    open_sections(opened)
+    assert opened.execute_script("return document.documentElement.scrollWidth") <= 360
+    background = opened.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (int(background.split("(")[1].split(",")[0]) < 60) == (scheme == "dark")

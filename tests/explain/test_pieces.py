@@ -6,8 +6,7 @@ import re
 import unicodedata
 
 import pytest
-import torch
-from small_models import assert_same_hypotheses, logits_of, model_with
+from small_models import assert_computed, model_with
 
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.explain.contents import PageError, contents_of
@@ -20,16 +19,8 @@ from tests.interop.opus_mt import TEXTS, marian_tokenizer, opus_mt_folder, opus_
 
 ALL = [*TEXTS["source"], *TEXTS["target"]]
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-LETTERS = [
-    *"aeinrst ,.«é漢🙂\u0301ﬁ½\t\x85\u200b\u3000\x00▁_@<>/'",
-    "  ",
-    "</s>",
-    "<unk>",
-    "<0xE2>",
-    ">>deu<<",
-    "th",
-    "ein",
-]
+LETTERS = [*"aeinrst ,.«é漢🙂\u0301ﬁ½\t\x85\u200b\u3000\x00▁_@<>/'"]
+LETTERS += ["  ", "</s>", "<unk>", "<0xE2>", ">>deu<<", "th", "ein"]
 CODES = "#version: 0.2\nt h\nth e</w>\ni n\nin g</w>\ne i\nei n</w>\na a\naa a\na n</w>\n"
 
 
@@ -123,15 +114,7 @@ def made(name, folder):
 def test_models_of_others(compute, tmp_path, name):
     model, tokenizer = made(name, tmp_path)
     start = model.generation_config.decoder_start_token_id
-    cases = [{"text": text, "target": [start, 9, 30, 77], "plan": {"beams": [1, 3]}} for text in ALL[:4]]
-    for case, result in zip(cases, compute(model, tokenizer, cases), strict=True):
-        batch = tokenizer(case["text"], return_tensors="pt")
-        assert batch["input_ids"][0].tolist() == result["ids"]
-        expected = logits_of(model, result["ids"], case["target"])
-        torch.testing.assert_close(torch.tensor(result["logits"]), expected, atol=5e-4, rtol=0)
-        greedy = model.generate(**batch, num_beams=1, early_stopping=False)[0, 1:].tolist()
-        assert result["beams1"][0]["tokens"] == greedy
-        assert_same_hypotheses(model, batch, result["beams3"])
+    assert_computed(compute, model, tokenizer, ALL[:4], [start, 9, 30, 77], atol=5e-4)
 
 
 # ---- What is refused ----

@@ -58,17 +58,6 @@ def test_likelihoods_and_ensembles_are_the_cpus(tiny_checkpoint, device):
     assert decode(both, tokenizer, SOURCES, num_beams=4, max_new_tokens=12) == translations
 
 
-def test_the_command_translates_on_the_device(tiny_checkpoint, device, tmp_path, capsys):
-    (tmp_path / "in").write_text("".join(f"{text}\n" for text in SOURCES), encoding="utf-8")
-    command = ["translate", "--model", str(tiny_checkpoint), "--input", str(tmp_path / "in"), "--num-beams", "4"]
-    outputs = []
-    for where in ("cpu", device.type):
-        assert not main([*command, "--device", where, "--max-new-tokens", "8"])
-        outputs.append(capsys.readouterr().out)
-    assert outputs[1] == outputs[0]
-    assert outputs[0].count("\n") == len(SOURCES)
-
-
 def trained(checkpoint: Path, folder: Path, device: torch.device, **options) -> VanillaTransformerTrainer:
     """A run of three updates without dropout, which saves after each."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)

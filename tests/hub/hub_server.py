@@ -153,13 +153,9 @@ class Handler(BaseHTTPRequestHandler):
         repository.branches[branch] = repository.branches["main"]
         self.answer({})
 
-    def tree(self, name: str, revision: str, folder: str | None = None) -> None:
-        _, files = self.files(name, revision)
-        shown = {path: content for path, content in files.items() if folder is None or path.startswith(f"{folder}/")}
-        if folder is not None and not shown:
-            raise HubError(404, "EntryNotFound")
-        entries = [{"type": "file", "path": path, "size": len(one), "oid": _digest(one)} for path, one in shown.items()]
-        self.answer(entries)
+    def tree(self, name: str, revision: str) -> None:
+        files = self.files(name, revision)[1].items()
+        self.answer([{"type": "file", "path": path, "size": len(one), "oid": _digest(one)} for path, one in files])
 
     def validate(self) -> None:
         data = yaml.safe_load(json.loads(self.body)["content"].split("---\n")[1])
@@ -203,11 +199,10 @@ NAME = r"([^/]+/[^/]+)"
 ROUTES: dict[str, Callable[..., None]] = {
     "POST /api/repos/create": Handler.create,
     "POST /api/validate-yaml": Handler.validate,
-    f"GET /api/models/{NAME}": Handler.info,
+    f"GET /api/(?:models|datasets)/{NAME}": Handler.info,
     f"GET /api/models/{NAME}/revision/(.+)": Handler.info,
     f"POST /api/models/{NAME}/branch/(.+)": Handler.branch,
     f"GET /api/models/{NAME}/tree/([^/]+)": Handler.tree,
-    f"GET /api/models/{NAME}/tree/([^/]+)/(.+)": Handler.tree,
     f"POST /api/models/{NAME}/preupload/(.+)": Handler.preupload,
     f"POST /api/models/{NAME}/commit/(.+)": Handler.commit,
     f"GET /{NAME}/resolve/([^/]+)/(.+)": Handler.resolve,

@@ -176,13 +176,3 @@ def assert_same(ours, theirs, pad, start, search=True):
             *(start, config.eos_token_id, 4, 9, barred, settings.min_new_tokens or 0),
         )
         assert [token for token in found.tolist() if token != pad] == [token for token in expected if token != pad]
-
-
-def assert_variant(ours, tensors, names, variant, eps):
-    """Compares a model of OpenNMT-py or Eole, its matrices tied as the variant says; "plain" searches, too."""
-    assert ours.config.tie_word_embeddings == (variant in ("tied", "shared"))
-    assert ours.config.share_encoder_decoder_embeddings == (variant == "shared")
-    activation, concatenated = F.gelu if variant == "gelu" else F.relu, variant == "concatenated"
-    eps = 0.1 if variant == "eps" else eps
-    theirs = Reference(tensors, names, (3, 3), True, activation=activation, eps=eps, concatenated=concatenated)
-    assert_same(ours, theirs.logits, pad=1, start=2, search=variant == "plain")

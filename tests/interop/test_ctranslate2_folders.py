@@ -3,8 +3,6 @@
 import json
 import math
 import struct
-import subprocess
-import sys
 
 import ctranslate2
 import pytest
@@ -16,7 +14,7 @@ from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.interop import ctranslate2_folder
 from hf_vanilla_transformer.interop.convert import convert, recognise
-from hf_vanilla_transformer.interop.ctranslate2_files import Folder, unpacked
+from hf_vanilla_transformer.interop.ctranslate2_files import TYPES, Folder, unpacked
 from hf_vanilla_transformer.interop.export import export
 from hf_vanilla_transformer.interop.interface import ConversionError, ConversionOptions
 from tests.interop.ctranslate2_origins import ALL, ORIGINS, argos, fairseq, opennmt, opus_mt, sharpened
@@ -110,30 +108,17 @@ def test_files_of_earlier_versions(tmp_path):
 
 
 def change_variables(folder, leaves_out, version=6):
-    """Writes model.bin without some variables."""
-    content = (folder / "model.bin").read_bytes()
-    place = 4 + 2 + len("TransformerSpec") + 1 + 4
-    header, (number,) = content[:place], struct.unpack_from("<I", content, place)
-    place, kept, lost = place + 4, [], set()
-    for _ in range(number):
-        begin = place
-        (length,) = struct.unpack_from("<H", content, place)
-        name = content[place + 2 : place + 1 + length].decode()
-        place += 2 + length
-        place += 1 + 4 * content[place] + 1
-        place += 4 + struct.unpack_from("<I", content, place)[0]
-        kept += [] if leaves_out(name) else [content[begin:place]]
-        lost |= {name} if leaves_out(name) else set()
-    (number,), place, aliases = struct.unpack_from("<I", content, place), place + 4, []
-    for _ in range(number):
-        begin, names = place, []
-        for _ in range(2):
-            (length,) = struct.unpack_from("<H", content, place)
-            names.append(content[place + 2 : place + 1 + length].decode())
-            place += 2 + length
-        aliases += [] if names[1] in lost else [content[begin:place]]
-    parts = [struct.pack("<I", len(kept)), *kept, struct.pack("<I", len(aliases)), *aliases]
-    (folder / "model.bin").write_bytes(struct.pack("<I", version) + header[4:] + b"".join(parts))
+    """Writes model.bin without some variables, and without aliases."""
+    content, variables = (folder / "model.bin").read_bytes(), Folder.read(folder).variables
+    kept = {name: one for name, one in variables.items() if not leaves_out(name)}
+    header = content[4 : 4 + 2 + len("TransformerSpec") + 1 + 4]
+    parts = [struct.pack("<I", version), header, struct.pack("<I", len(kept))]
+    for name, one in kept.items():
+        size = math.prod(one.shape) * TYPES[one.dtype][0]
+        parts += [struct.pack("<H", len(name) + 1), name.encode(), struct.pack("<xB", len(one.shape))]
+        parts.append(struct.pack(f"<{len(one.shape)}IBI", *one.shape, [*TYPES].index(one.dtype), size))
+        parts.append(content[one.offset : one.offset + size])
+    (folder / "model.bin").write_bytes(b"".join([*parts, struct.pack("<I", 0)]))
 
 
 # ---- What isn't converted ----
@@ -246,12 +231,11 @@ def stored(folder):
     return found
 
 
-WITHOUT_THE_PACKAGE = """
+OUTPUTS = """
 import json, sys
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 folder, texts = sys.argv[1], json.loads(sys.argv[2])
 model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-assert "hf_vanilla_transformer" not in sys.modules
 batch = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
 rows = model.generate(**batch, num_beams=1, max_new_tokens=30).tolist()
 tokens = [tokenizer.convert_ids_to_tokens(row) for row in rows]
@@ -260,14 +244,14 @@ print(json.dumps([tokens, tokenizer.batch_decode(rows, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("opus_mt", "MarianMTModel"), ("argos", "PegasusForConditionalGeneration")])
-def test_models_go_to_transformers(name, kind, folders, tmp_path):
+def test_models_go_to_transformers(name, kind, folders, tmp_path, without_the_package):
     """Without this package, transformers gives CTranslate2's tokens."""
     folder, converted = folders[name]
     tokenizer, model = load_checkpoint(converted)
     notes = export(model, tmp_path / "stock", to="stock", tokenizer=tokenizer)
     assert any("append eos_token_id to labels" in note for note in notes) == (name == "argos")
-    command = [sys.executable, "-c", WITHOUT_THE_PACKAGE, str(tmp_path / "stock"), json.dumps(ALL[:20])]
-    rows, texts, found_kind = json.loads(subprocess.check_output(command, cwd=tmp_path, text=True))
+    printed = without_the_package(OUTPUTS, tmp_path, tmp_path / "stock", json.dumps(ALL[:20]))
+    rows, texts, found_kind = json.loads(printed.splitlines()[-1])
     assert found_kind == kind
     with unpacked(folder) as place:
         reader = Folder.read(place)

@@ -8,8 +8,7 @@ from huggingface_hub import ModelCard
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.hub.facts import RunFacts, read_facts
 from hf_vanilla_transformer.hub.model_card import save_card
-from hf_vanilla_transformer.interop.export import export
-from hf_vanilla_transformer.interop.export_card import facts_about
+from hf_vanilla_transformer.interop.export import export, facts_about
 
 
 @pytest.fixture

@@ -220,22 +220,3 @@ def test_text_to_text(tmp_path, capsys):
         best = search(theirs, torch.tensor([ids]), 5, 7)[1:-1]
         line = " ".join(["<s>", "<pad>", "</s>", "<unk>", *(f"w{n}" for n in range(99))][n] for n in best)
         assert capsys.readouterr().out == line.replace("<unk>", "").replace("<s>", "").strip() + "\n"
-
-
-OVERWRITTEN = ("<unk>", "</s>", "<pad>")
-
-
-def test_overwritten_words(tmp_path, vanilla_transformer):
-    """They have new ids; the padding, the end and the unknown token keep theirs, in the written checkpoint too."""
-    checkpoint(tmp_path / "model", {})
-    for language, size in (("de", WORDS), ("en", TARGET_WORDS)):
-        write_dictionary(file := tmp_path / "model" / f"dict.{language}.txt", size - 3)
-        file.write_text("".join(f"{word} 0 #fairseq:overwrite\n" for word in OVERWRITTEN) + file.read_text())
-    pairs = ((word, n) for word in (*OVERWRITTEN, "w1", "w2") for n in range(1, len(word)))
-    merges = (f"{word[:n]} {word[n]}{'</w>' * (n == len(word) - 1)}\n" for word, n in pairs)
-    (tmp_path / "model" / "codes").write_text("#version: 0.2\n" + "".join(merges))
-    assert vanilla_transformer("convert", tmp_path / "model", "--output", tmp_path / "ours").code == 0
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
-    assert tokenizer("w1 <unk> </s> <pad> zz")["input_ids"] == [8, 4, 5, 6, 3, 3, END]
-    assert tokenizer.decode([END, 8, 4, 5, 6, END, PAD], skip_special_tokens=True) == "w1 <unk> </s> <pad>"
-    assert vanilla_transformer("translate", "--model", tmp_path / "ours", "--max-new-tokens", 4, "w1").code == 0

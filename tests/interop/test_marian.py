@@ -16,7 +16,6 @@ from transformers import (
     GenerationConfig,
     MarianConfig,
     MarianMTModel,
-    MarianTokenizer,
 )
 
 from hf_vanilla_transformer import Translator, engine
@@ -305,29 +304,6 @@ def test_without_a_tokenizer(copy_of, tmp_path):
 
 
 # ---- where it is written ----
-def test_what_is_there_is_not_overwritten(folder, tmp_path, vanilla_transformer):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(OSError, match="exists; choose another output"):
-        convert(folder, tmp_path)
-    with pytest.raises(OSError, match="there is no folder"):
-        convert(folder, tmp_path / "a" / "b")
-    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
-    (empty := tmp_path / "empty").mkdir()
-    result = vanilla_transformer("convert", folder, "--output", empty, "--from", "marian")
-    assert (result.code, result.out) == (0, f"converted {folder} into {empty}\n")
-    assert (empty / "config.json").is_file()
-
-
-def test_a_failure_leaves_nothing(folder, tmp_path, monkeypatch):
-    def full_disk(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(MarianTokenizer, "save_pretrained", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        convert(folder, tmp_path / "model")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_name_on_the_hub(folder, tmp_path, monkeypatch):
     """Without a network, the files of an earlier download count; the layout is the Hub client's."""
     name, commit = "Helsinki-NLP/opus-mt-en-de", "0123456789abcdef0123456789abcdef01234567"

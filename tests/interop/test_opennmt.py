@@ -1,14 +1,16 @@
-"""OpenNMT-py's models as ours."""
+"""OpenNMT-py's models as ours, and those of Eole, its heir."""
 
 import argparse
+import json
 
 import pytest
 import torch
-from plain_reference import assert_variant, random_weights
+import torch.nn.functional as F
+from plain_reference import Reference, assert_same, random_weights
 from safetensors.torch import save_file
 
-from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.interop import opennmt
+from hf_vanilla_transformer import Translator, cli
+from hf_vanilla_transformer.interop import eole, opennmt
 from hf_vanilla_transformer.interop.convert import recognise
 from hf_vanilla_transformer.interop.interface import ConversionOptions
 
@@ -24,6 +26,19 @@ ROLES = {
     "cross": "context_attn", "encoder_norms": ("layer_norm", "feed_forward.layer_norm"),
     "decoder_norms": ("layer_norm_1", "layer_norm_2", "feed_forward.layer_norm"),
 }  # fmt: skip
+
+ROLES_OF_EOLE = {
+    **ROLES, "source": "src_emb.embeddings", "target": "tgt_emb.embeddings",
+    "encoder": "encoder.transformer_layers.{}", "feed_forward": ("mlp.gate_up_proj", "mlp.down_proj"),
+    "encoder_norms": ("input_layernorm", "post_attention_layernorm"),
+    "decoder_norms": ("input_layernorm", "precontext_layernorm", "post_attention_layernorm"),
+}  # fmt: skip
+MODEL_OF_EOLE = {
+    "architecture": "transformer", "hidden_size": WIDTH, "heads": 3, "transformer_ff": INNER,
+    "embeddings": {"position_encoding": True, "position_encoding_type": "SinusoidalInterleaved"},
+    "encoder": {"encoder_type": "transformer", "layers": 2}, "decoder": {"decoder_type": "transformer", "layers": 3},
+}  # fmt: skip
+WITHOUT = ConversionOptions(with_tokenizer=False)
 
 
 def options(**changes):
@@ -52,10 +67,23 @@ def checkpoint(*, biased=False, vocabulary=VOCABULARY, **changes):
     }
 
 
-def load(value, tmp_path):
-    torch.save(value, tmp_path / "model_step_7.pt")
-    assert recognise(tmp_path / "model_step_7.pt") == "opennmt"
-    return opennmt.load(tmp_path / "model_step_7.pt", ConversionOptions(with_tokenizer=False)).model
+def weights_of_eole(biased=False, tied="none", vocabulary=VOCABULARY):
+    """Random weights in Eole's layout."""
+    rows = [len(vocabulary[side]) for side in ("src", "tgt")]
+    sizes = (rows, WIDTH, (INNER, INNER), (ENCODER, DECODER))
+    tensors = random_weights(ROLES_OF_EOLE, *sizes, attention_bias=biased, ffn_bias=biased)
+    if tied == "all":
+        del tensors[f"{ROLES_OF_EOLE['target']}.weight"]
+    tensors |= {f"decoder.transformer_layers.{number}.layer_scalar": torch.ones(1) for number in range(DECODER)}
+    output = {"generator.weight": torch.randn(rows[1], WIDTH)} if tied == "none" else {}
+    return tensors | output | {"generator.bias": torch.randn(rows[1])}
+
+
+def write_eole(folder, tensors, vocabulary=VOCABULARY, model=None, **config):
+    (folder / "vocab.json").write_text(json.dumps({**vocabulary, "decoder_start_token": "<s>", "specials": {}}))
+    (folder / "config.json").write_text(json.dumps({"model": {**MODEL_OF_EOLE, **(model or {})}, **config}))
+    save_file({name: value.clone() for name, value in tensors.items()}, folder / "model.00.safetensors")
+    return folder
 
 
 def test_its_tokenizer(tmp_path):
@@ -74,27 +102,80 @@ def test_its_tokenizer(tmp_path):
     assert found[0] == " ".join(VOCABULARY["tgt"][n] for n in ids if n > 3)
 
 
-def all_tensors(value):
-    return {**value["model"], **{f"generator.{name}": one for name, one in value["generator"].items()}}
-
-
-@pytest.mark.parametrize("variant", ["plain", "biased", "gelu", "concatenated", "eps", "tied", "shared", "safetensors"])
-def test_logits_and_decoding(variant, tmp_path):
+def of_opennmt(variant, folder, vocabulary):
+    """Writes a variant; returns the converted model and the tensors that it has."""
     changes = {
         "gelu": {"pos_ffn_activation_fn": "gelu"},
         "concatenated": {"position_encoding_type": "SinusoidalConcat"},
         "eps": {"norm_eps": 0.1},
         "biased": {"biased": True},
-        "shared": {"vocabulary": {"src": VOCABULARY["src"], "tgt": VOCABULARY["src"]}},
     }.get(variant, {})
-    value = checkpoint(**changes)
+    value, file = checkpoint(vocabulary=vocabulary, **changes), folder / "model_step_7.pt"
     if variant == "shared":
         value["model"][f"decoder.{LUT}.weight"] = value["model"][f"encoder.{LUT}.weight"]
     if variant in ("tied", "shared"):
         value["generator"]["weight"] = value["model"][f"decoder.{LUT}.weight"]
-    tensors = all_tensors(value)
+    tensors = {**value["model"], **{f"generator.{name}": one for name, one in value["generator"].items()}}
     if variant == "safetensors":
-        save_file(tensors, tmp_path / "model_step_7.safetensors")
+        save_file(tensors, folder / "model_step_7.safetensors")
         del value["model"], value["generator"]
-    ours = load(value, tmp_path)
-    assert_variant(ours, tensors, ROLES, variant, eps=1e-6)
+    torch.save(value, file)
+    assert recognise(file) == "opennmt"
+    return opennmt.load(file, WITHOUT).model, tensors
+
+
+def of_eole(variant, folder, vocabulary):
+    model = {
+        "gelu": {"mlp_activation_fn": "gelu"},
+        "concatenated": {"embeddings": {"position_encoding_type": "SinusoidalConcat"}},
+        "eps": {"norm_eps": 0.1},
+        "biased": {"add_qkvbias": True, "add_ffnbias": True},
+        "tied": {"share_decoder_embeddings": True},
+        "shared": {"share_embeddings": True, "share_decoder_embeddings": True},
+    }.get(variant)
+    tensors = weights_of_eole(
+        variant == "biased", {"tied": "decoder", "shared": "all"}.get(variant, "none"), vocabulary
+    )
+    assert recognise(write_eole(folder, tensors, vocabulary, model)) == "eole"
+    ours = eole.load(folder, WITHOUT).model
+    tensors.setdefault("tgt_emb.embeddings.weight", tensors["src_emb.embeddings.weight"])
+    tensors.setdefault("generator.weight", tensors["tgt_emb.embeddings.weight"])
+    return ours, tensors
+
+
+VARIANTS = ["plain", "biased", "gelu", "concatenated", "eps", "tied", "shared"]
+ALL = [*((of_opennmt, one) for one in (*VARIANTS, "safetensors")), *((of_eole, one) for one in VARIANTS)]
+
+
+@pytest.mark.parametrize(("system", "variant"), ALL)
+def test_logits_and_decoding(system, variant, tmp_path):
+    source = VOCABULARY["src"]
+    ours, tensors = system(variant, tmp_path, {"src": source, "tgt": source} if variant == "shared" else VOCABULARY)
+    assert ours.config.tie_word_embeddings == (variant in ("tied", "shared"))
+    assert ours.config.share_encoder_decoder_embeddings == (variant == "shared")
+    theirs = Reference(
+        *(tensors, ROLES_OF_EOLE if system is of_eole else ROLES, (3, 3), True),
+        activation=F.gelu if variant == "gelu" else F.relu,
+        eps=0.1 if variant == "eps" else 1e-5 if system is of_eole else 1e-6,
+        concatenated=variant == "concatenated",
+    )
+    assert_same(ours, theirs.logits, pad=1, start=2, search=variant == "plain")
+
+
+# ---- Eole alone ----
+def test_learned_positions_are_not_scaled(tmp_path):
+    tensors = weights_of_eole() | {f"{side}_emb.pe.weight": torch.randn(30, WIDTH) for side in ("src", "tgt")}
+    model = {"embeddings": {"position_encoding_type": "Learned", "n_positions": 30}}
+    ours = eole.load(write_eole(tmp_path, tensors, model=model), WITHOUT).model
+    assert (ours.config.position_encoding, ours.config.scale_embedding) == ("learned", False)
+    assert torch.equal(ours.model.encoder.embed_positions.weight, tensors["src_emb.pe.weight"])
+
+
+def test_the_command_and_the_tokenizer_of_eole(tmp_path, capsys):
+    """A transform that adds an empty text changes nothing."""
+    write_eole(tmp_path, weights_of_eole(), transforms=["prefix"], transforms_configs={"prefix": {"src_prefix": ""}})
+    assert cli.main(["convert", str(tmp_path), "--output", str(tmp_path / "ours")]) == 0
+    assert "note: it comes without generation settings" in capsys.readouterr().out
+    made = eole.load(tmp_path, ConversionOptions())
+    assert made.tokenizer("s1 s2 x")["input_ids"] == [5, 6, 0]  # sources have no end
+    assert made.tokenizer(text_target="t1 t2")["input_ids"] == [5, 6, 3]

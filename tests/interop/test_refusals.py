@@ -8,7 +8,6 @@ import types
 
 import numpy as np
 import pytest
-import test_eole
 import test_fairseq
 import test_joeynmt
 import test_marian_npz
@@ -62,7 +61,7 @@ def other_source(tokens):
 
 
 def eole(**changes):
-    return lambda folder: (test_eole.write(folder, test_eole.weights(), **changes), {})
+    return lambda folder: (test_opennmt.write_eole(folder, test_opennmt.weights_of_eole(), **changes), {})
 
 
 def without_weights(folder):
@@ -157,15 +156,15 @@ REFUSALS = [
     (eole(model={"embeddings": {"position_encoding_type": "Rotary"}}), "position_encoding_type is 'Rotary'"),
     (eole(model={"mlp_activation_fn": "gated-silu"}), "mlp_activation_fn is 'gated-silu', not relu or gelu or"),
     (eole(model={"decoder": {"mlp_activation_fn": "silu"}}), "mlp_activation_fn is 'relu' in the encoder and 'silu'"),
+    (eole(model={"encoder": {"norm_eps": 0.1}}), "norm_eps is 0.1 in the encoder and 1e-05 in the decoder"),
     (eole(model={"layer_norm": "rms"}), "layer_norm is 'rms', not 'standard'"),
     (eole(model={"heads_kv": 1}), "heads_kv is 1, not None"),
     (eole(model={"num_experts": 4}), "num_experts is 4, not off"),
     (eole(model={"encoder": {"encoder_layer_style": "postnorm"}}), "encoder_layer_style is 'postnorm'"),
     (eole(transforms=["onmt_tokenize"]), "go through onmt_tokenize, and no tokenizer here does that"),
-    (
-        eole(vocabulary={"src": test_eole.WORDS["src"], "tgt": test_eole.WORDS["tgt"][:3]}),
-        "the target vocabulary has no '</s>'",
-    ),
+    (eole(transforms=["prefix"], transforms_configs={"prefix": {"src_prefix": "<2de>"}}), "go through prefix, and no"),
+    (eole(data={"a": {"transforms": ["suffix"], "tgt_suffix": "<2de>"}}), "go through suffix, and no tokenizer"),
+    (eole(vocabulary={**test_opennmt.VOCABULARY, "tgt": test_opennmt.SPECIAL[:3]}), "target vocabulary has no '</s>'"),
     (without_weights, r"has no model\.00\.safetensors; give the folder that `eole train`"),
     (joeynmt("encoder", {"alpha": 0.5}), "the encoder's alpha is 0.5, not 1"),
     (joeynmt("decoder", {"activation": "tanh"}), "the decoder's activation is 'tanh', not relu or gelu or swish"),

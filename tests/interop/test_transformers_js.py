@@ -46,12 +46,3 @@ def test_ids_stay_in_python(tmp_path):
         assert isinstance(own, VanillaTransformerTokenizerFast) is isinstance(
             tokenizer, VanillaTransformerTokenizerFast
         )
-
-
-def test_the_option_is_for_stock(vanilla_transformer, tmp_path):
-    code, _, err = vanilla_transformer(
-        *("export", "--model", tmp_path, "--to", "ctranslate2", "--onnx", "--output", tmp_path / "out")
-    )
-    assert (code, "--onnx is for --to stock, not ctranslate2; leave it out" in err) == (2, True)
-    code, _, err = vanilla_transformer("push", tmp_path, "me/model", "--onnx")
-    assert (code, "--onnx is for --as stock; add that, or leave --onnx out" in err) == (2, True)

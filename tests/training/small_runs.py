@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import TrainerCallback
 
 from hf_vanilla_transformer.training.run import Run
@@ -26,6 +27,18 @@ def recipe_in(folder: Path) -> dict:
         "max_steps": 4, "warmup_steps": 2, "max_length": 128, "per_device_train_batch_tokens": 128,
         "logging_steps": 2, "save_steps": 2, "average_last": 2, "output_dir": str(folder / "run"),
     }  # fmt: skip
+
+
+class Poison(TrainerCallback):
+    """Sets a weight to a value after an update."""
+
+    def __init__(self, update: int, value: float) -> None:
+        self.update, self.value = update, value
+
+    def on_optimizer_step(self, args, state, control, model=None, **kwargs):
+        if state.global_step + 1 == self.update:
+            with torch.no_grad():
+                next(model.parameters())[0, 0] = self.value
 
 
 def add_callback(patch: pytest.MonkeyPatch, callback: TrainerCallback) -> None:

@@ -44,11 +44,6 @@ def refused(train, recipe, monkeypatch):
     [
         ({"bleu_tokenize": "13b"}, "bleu_tokenize is '13b'"),
         ({"bleu_tokenize": "flores200"}, "bleu_tokenize is 'flores200'"),
-        ({"encoder_layers": 10**6}, "at most 1,000 layers"),
-        (
-            {"lr_scheduler_kwargs": {"timescale": 0}, "warmup_steps": 3},
-            "the run can't be completed with these options: division by zero",
-        ),
     ],
 )
 def test_what_would_fail_at_the_end(refused, changes, message):
@@ -99,6 +94,7 @@ def test_each_step_of_the_end_is_rehearsed(tiny_checkpoint, tmp_path, monkeypatc
     ("options", "message"),
     [
         ({"lr_scheduler_kwargs": {"timescale": float("inf")}, "warmup_steps": 3}, "give a factor of nan"),
+        ({"lr_scheduler_kwargs": {"timescale": 0}, "warmup_steps": 3}, "with these options: division by zero"),
         ({"optim": "sgd", "optim_args": "momentum"}, "not enough values"),
         ({"optim": "sgd", "optim_args": "momentm=0.5"}, "SGD has no 'momentm'"),
         ({"optim": "adamw_8bit"}, "You need to install `bitsandbytes`"),
@@ -129,12 +125,15 @@ def test_the_rehearsal_changes_nothing(tiny_checkpoint, tmp_path):
 # ---- Dry run ----
 def test_a_dry_run_describes_and_leaves_nothing(train, recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(finish, "finish_run", lambda *_: pytest.fail("it finished"))
+    for name in ("val.en", "val.de"):
+        with (tmp_path / name).open("a") as file:
+            file.write("\n")
     before = {path.name for path in tmp_path.rglob("*")} | {"recipe.yaml"}
     result = train(recipe, "--dry-run")
     assert result.code == 0, result.err
     parts = ("parameters, vocabulary of", "Updates: ", " per epoch, 4 in all", "  source: ", "  target: ")
     parts += ("Memory of the process after 4 updates: ", "Time of an update: ", "after the first, which took")
-    parts += ("Time of all 4 updates: about ",)
+    parts += ("Time of all 4 updates: about ", "Validation data during training: 5 pairs kept, 1 left out: 1 with an")
     assert all(one in result.out for one in parts)
     assert {path.name for path in tmp_path.rglob("*")} == before
     both = {"tokenizer": ["characters", "words"], "tied": "decoder"}
@@ -142,14 +141,7 @@ def test_a_dry_run_describes_and_leaves_nothing(train, recipe, tmp_path, monkeyp
     assert result.code == 0, result.err
     assert "Updates: unknown per epoch, 4 in all" in result.out
     assert re.search(r"parameters, vocabularies of \d+ \(source\) and \d+ \(target\)\n", result.out)
-
-
-def test_a_dry_run_resumes_nothing(train, finished):
-    folder = Path(finished["output_dir"])
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-    result = train(finished, "--resume", "--dry-run")
-    assert (result.code, "leave --resume out" in result.error) == (2, True)
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
+    assert "leave --resume out" in train(recipe, "--resume", "--dry-run").error
 
 
 # ---- A full disk ----

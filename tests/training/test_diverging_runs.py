@@ -3,36 +3,11 @@
 from pathlib import Path
 
 import pytest
-import torch
-from small_runs import add_callback
-from transformers import TrainerCallback
+from small_runs import Poison, add_callback
 
-from hf_vanilla_transformer.checkpoints.completeness import checkpoints_in, damage_of
+from hf_vanilla_transformer.checkpoints.completeness import checkpoints_in
 from hf_vanilla_transformer.checkpoints.loading import load_model
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
-
-
-class Poison(TrainerCallback):
-    """Sets a weight to a value after an update."""
-
-    def __init__(self, update: int, value: float) -> None:
-        self.update, self.value = update, value
-
-    def on_optimizer_step(self, args, state, control, model=None, **kwargs):
-        if state.global_step + 1 == self.update:
-            with torch.no_grad():
-                next(model.parameters())[0, 0] = self.value
-
-
-def test_a_rate_that_is_far_too_high_ends_the_run(train, recipe):
-    result = train({**recipe, "max_steps": 40, "average_last": 0}, "--learning-rate", "1e12", "--save-steps", "1")
-    assert result.code == 1
-    assert "the training diverged: the loss has been NaN or infinite in 3 updates in a row" in result.error
-    assert all(part in result.error for part in ("since update", "learning_rate", "warmup_steps", "checkpoint"))
-    assert "loss 0.000" not in result.out
-    for checkpoint in checkpoints_in(Path(recipe["output_dir"])):
-        assert damage_of(checkpoint) is None
-        load_model(checkpoint)  # has no NaN
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
@@ -42,7 +17,9 @@ def test_the_last_good_checkpoint_is_kept_and_resumed_from(train, recipe, caplog
         add_callback(patch, Poison(3, value))
         result = train(recipe, "--save-total-limit", "1")
     assert result.code == 1
-    assert "the last checkpoint is checkpoint-2" in result.error
+    assert "the training diverged: the loss has been NaN or infinite in 3 updates in a row" in result.error
+    parts = ("learning_rate", "warmup_steps", "the last checkpoint is checkpoint-2")
+    assert all(part in result.error for part in parts)
     assert "since update 4" in result.error  # the first one that computed with the poisoned weight
     assert [checkpoint.name for checkpoint in checkpoints_in(Path(recipe["output_dir"]))] == ["checkpoint-2"]
     assert "checkpoint-3 is not saved" in caplog.text

@@ -13,7 +13,6 @@ from transformers.trainer_utils import IntervalStrategy
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.corpora import Corpus
-from hf_vanilla_transformer.training import recipe as recipe_module
 from hf_vanilla_transformer.training import train
 from hf_vanilla_transformer.training.arguments import (
     DataArguments,
@@ -76,7 +75,11 @@ def test_defaults_are_the_papers():
         ("\ufeffrun_name: a", "run_name", "a"),
         ("report_to: tensorboard", "report_to", ["tensorboard"]),
         ("report_to: none", "report_to", []),
-        ("lr_scheduler_kwargs: {timescale: 4000}", "lr_scheduler_kwargs", {"timescale": 4000}),
+        (
+            "lr_scheduler_kwargs:\n  a: 1e-6\n  b: -1\n  c: {d: true, e: no}",
+            "lr_scheduler_kwargs",
+            {"a": 1e-6, "b": -1, "c": {"d": True, "e": "no"}},
+        ),
         ("lr_scheduler_kwargs: '{\"timescale\": 1}'", "lr_scheduler_kwargs", {"timescale": 1}),
         ("average-last: 5", "average_last", 5),
     ],
@@ -86,12 +89,6 @@ def test_values_of_every_kind(recipe, text, name, value):
     arrived = getattr(training, name)
     assert arrived == value
     assert isinstance(arrived, bool) == isinstance(value, bool)
-
-
-def test_values_in_a_dictionary(recipe, monkeypatch):
-    monkeypatch.setattr(recipe_module, "check_recipe", lambda *args: None)  # no schedule has such options
-    *_, training = recipe("lr_scheduler_kwargs:\n  a: 1e-6\n  b: -1\n  c: {d: true, e: no}\n  f: 0.5")
-    assert training.lr_scheduler_kwargs == {"a": 1e-6, "b": -1, "c": {"d": True, "e": "no"}, "f": 0.5}
 
 
 def test_lists_of_files_and_words_that_look_like_something_else(recipe):
@@ -194,6 +191,13 @@ def test_several_gpus_without_a_launcher_train_no_data_parallel_model(monkeypatc
             r"train_source is \['a', \['b'\]\]; give a list of strings, or of mappings \{path: ",
         ),
         ("train_target: [a, [b]]", r"train_target is \['a', \['b'\]\]; give a list of strings$"),
+        ("train_data: [a.tsv=2]", r"a weight has no effect on a single corpus; leave it out"),
+        ("train_data: [a.tsv=0, b.tsv]", r"weights of training data are 0, 1; give numbers above 0"),
+        ("train_data: [a.tsv, {path: b.tsv, weight: -1}]", r"weights of training data are 1, -1; give numbers"),
+        ("train_data: [a.tsv=nan, b.tsv=inf]", r"weights of training data are nan, inf; give numbers above 0"),
+        ("train_data: [a, {path: b, weight: heavy}]", r"list of strings, or of mappings \{path: NAME, weight:"),
+        ("train_data: [a.tsv, {file: b.tsv, weight: 2}]", r"list of strings, or of mappings \{path: NAME, weight:"),
+        ("validation_data: [{path: b.tsv, weight: 2}]", r"give a list of strings$"),
         ("eval_strategy: stepz", r"stepz is not a valid IntervalStrategy, please select one of"),
         ("log_level: loud", r"log_level is 'loud'; choose one of: detail, debug, "),
         ("lr_scheduler_type: cosin", r"cosin is not a valid SchedulerType, please select one of"),
@@ -270,6 +274,21 @@ def test_files_are_looked_up_in_data_dir(recipe, tmp_path, monkeypatch):
     assert DataArguments(data_dir="~", train_data=["a.tsv"]).corpus("train").tables == (f"{folder}/a.tsv",)
 
 
+def test_corpora_have_weights_in_recipes_and_on_the_command_line(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "train_data: [a.tsv, {path: b.tsv, weight: 2.5}, user/set=3]\ntrain_source: [c.en=4]\ntrain_target: [c.de]"
+    data, *_ = recipe(text)
+    assert (data.train_source, data.train_data) == (["c.en"], ["a.tsv", "b.tsv", "user/set"])
+    assert data.train_weights == [4.0, 1.0, 2.5, 3.0]  # in the order in which corpora are read
+    data, *_ = recipe(text, "--train-data", "x.tsv", "y.tsv=1e-1")
+    assert (data.train_data, data.train_weights) == (["x.tsv", "y.tsv"], [4.0, 1.0, 0.1])
+    assert recipe("train_data: [a.tsv, b.tsv]")[0].train_weights == []
+    assert recipe("train_source: [a.tsv=2, b.tsv]")[0].train_weights == [2.0, 1.0]  # tables have both sides
+    Path("a=2").touch()  # files may have such names
+    data, *_ = recipe("train_source: [a=2, b=2, c=d]\ntrain_target: [x, y, z]")
+    assert (data.train_source, data.train_weights) == (["a=2", "b", "c=d"], [1.0, 2.0, 1.0])
+
+
 # Models
 
 
@@ -286,18 +305,6 @@ def test_presets_and_overrides_reach_the_configuration(recipe):
         head_dim=16, max_position_embeddings=99,
     )  # fmt: skip
     assert (config.decoder_layers, config.d_model, config.attention_dropout) == (2, 128, 0.0)  # the preset's
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"preset": "small"}, r"^There is no preset 'small'\. Choose one of: base, big, "),
-        ({"position_encoding": "rotary"}, r"^`position_encoding` is 'rotary'; choose one of: paper, "),
-    ],
-)
-def test_values_that_make_no_model(options, message):
-    with pytest.raises(RecipeError, match=message):
-        ModelArguments(**options).config(300)
 
 
 # The recipes that come with the package, and what is said about options

@@ -18,7 +18,6 @@ from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.data import corpora
 from hf_vanilla_transformer.training.options import RecipeError
 from hf_vanilla_transformer.training.run_folder import only_process_in
-from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 
 SIDES = {"source": "train.en", "target": "train.de"}
 UNSCORED = {"average_last": 0} | {f"{part}_{side}": [] for part in ("validation", "test") for side in SIDES}
@@ -146,21 +145,6 @@ STREAM = {**TOKENS, "streaming": True, "shuffle_buffer_size": 20}
 PAIRS = 40  # of an epoch
 
 
-@pytest.fixture
-def pairs(monkeypatch):
-    """The targets that are trained on, in their order."""
-    pairs, step = [], VanillaTransformerTrainer.training_step
-
-    def noted(self, model, inputs, *args, **kwargs):
-        numbers = inputs.get("decoder_attention_mask", inputs["labels"].ge(0).long())  # of the pairs in packed rows
-        for labels, own in zip(inputs["labels"], numbers, strict=True):
-            pairs.extend(str(labels[own == number].tolist()) for number in range(1, int(own.max()) + 1))
-        return step(self, model, inputs, *args, **kwargs)
-
-    monkeypatch.setattr(VanillaTransformerTrainer, "training_step", noted)
-    return pairs
-
-
 @pytest.mark.parametrize(
     ("before", "change", "told"),
     [
@@ -184,17 +168,17 @@ def pairs(monkeypatch):
         (STREAM, {"max_grad_norm": 1.0, "save_steps": 7}, None),
     ],
 )
-def test_other_batches_are_told_as_pairs_come_twice(tiny_checkpoint, tmp_path, pairs, caplog, before, change, told):
+def test_other_batches_are_told_as_pairs_come_twice(tiny_checkpoint, tmp_path, seen, caplog, before, change, told):
     def trainer(streaming=False, **options):
-        data = rows(AutoTokenizer.from_pretrained(tiny_checkpoint), PAIRS)
+        data = rows(AutoTokenizer.from_pretrained(tiny_checkpoint), PAIRS).add_column("id", ["a text"] * PAIRS)
         parts = {"train_dataset": data.to_iterable_dataset() if streaming else data, "eval_dataset": data.select([0])}
         return trainer_of(tiny_checkpoint, tmp_path, **{"save_strategy": "steps", "save_steps": 3} | parts | options)
 
     trainer(max_steps=3, **before).train()
     with caplog.at_level("WARNING"):
         trainer(max_steps=20, **before | change).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert len(pairs) >= PAIRS
-    assert (len(set(pairs[:PAIRS])) < PAIRS) == (told is not None)
+    assert len(seen) >= PAIRS
+    assert (len(set(seen[:PAIRS])) < PAIRS) == (told is not None)
     warning = f"resuming with {told} makes other batches: in the rest of this epoch, some pairs come a second time and"
     assert (warning in caplog.text) == ("makes other batches" in caplog.text) == (told is not None)
 

@@ -1,7 +1,5 @@
 """The trainer with shortcuts: they are in while it trains and at no other time, and change nothing that it computes."""
 
-import json
-
 import peft
 import pytest
 import torch
@@ -9,7 +7,6 @@ from test_training import losses, rows, trainer_of, without_dropout
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
 
 from hf_vanilla_transformer.engine.training import shortcuts
-from hf_vanilla_transformer.training.evaluation import TranslationMetrics
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 
 
@@ -44,38 +41,18 @@ def test_shortcuts_are_in_while_training_and_change_no_loss(tiny_checkpoint, tmp
     compute, steps = shortcuts.projected_cross_entropy, []
     monkeypatch.setattr(shortcuts, "projected_cross_entropy", lambda *given: steps.append(1) or compute(*given))
     for uses in (True, False):
-        trainer = mixed_batches(tiny_checkpoint, tmp_path / str(uses), training_shortcuts=uses, **options)
+        folder, saving = tmp_path / str(uses), {"save_strategy": "steps", "save_steps": 3}
+        trainer = mixed_batches(tiny_checkpoint, folder, training_shortcuts=uses, **saving, **options)
         trainer.add_callback(watch := Watch())
         trainer.train()
         assert watch.seen == [uses] * 3
         assert len(steps) == (5 if "gradient_accumulation_steps" in options else 3)  # batches; an epoch has five
         assert not has_shortcuts(trainer.model)
+        saved = AutoModelForSeq2SeqLM.from_pretrained(folder / "checkpoint-3")
+        assert all(torch.equal(saved.get_parameter(name), one) for name, one in trainer.model.named_parameters())
+        assert saved.config.architectures == ["VanillaTransformerForConditionalGeneration"]
         found.append(losses(trainer))
     assert found[0] == pytest.approx(found[1], rel=1e-2 if options.get("bf16") else 1e-5)
-
-
-def test_evaluations_and_checkpoints_see_the_plain_model(tiny_checkpoint, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
-    seen, metrics = [], TranslationMetrics(tokenizer)
-
-    def compute_metrics(predictions):
-        seen.append(has_shortcuts(trainer.model))
-        return metrics(predictions)
-
-    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 2}
-    trainer = mixed_batches(
-        tiny_checkpoint, tmp_path, eval_dataset=rows(tokenizer, 4), compute_metrics=compute_metrics, max_steps=2,
-        predict_with_generate=True, generation_num_beams=1, generation_max_length=5, **options,
-    )  # fmt: skip
-    trainer.add_callback(watch := Watch())
-    trainer.train()
-    assert watch.seen == [True, True]
-    assert seen == [False] * 2
-    saved = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "checkpoint-2")
-    for name, parameter in trainer.model.named_parameters():
-        assert torch.equal(saved.get_parameter(name), parameter)
-    config = json.loads((tmp_path / "checkpoint-2" / "config.json").read_text(encoding="utf-8"))
-    assert config["architectures"] == ["VanillaTransformerForConditionalGeneration"]
 
 
 @pytest.mark.parametrize("moment", ["forward", "evaluation"])

@@ -7,6 +7,8 @@ from random_models import KINDS, generated, new_model, translator_of
 from transformers import AutoTokenizer
 
 from hf_vanilla_transformer import engine
+from hf_vanilla_transformer.translation.backend import Translation
+from hf_vanilla_transformer.translation.decoding import translate
 
 GREEDY = {"num_beams": 1, "early_stopping": False}
 FORCED = {"forced_eos_token_id": 2, "max_new_tokens": 4}
@@ -16,6 +18,7 @@ SETTINGS = {
     "greedy, minimal new tokens": GREEDY | {"min_new_tokens": 9},
     "greedy, forced end": GREEDY | FORCED,
     "greedy, unwanted at first": GREEDY | {"begin_suppress_tokens": [59, 147]},
+    "greedy, padding that is text elsewhere": GREEDY | {"max_extra_length": 2, "pad_token_id": 5},
     "beams": {},
     "6 beams": {"num_beams": 6, "max_extra_length": 3},
     "a limit": {"max_length": 6},
@@ -47,12 +50,11 @@ SOURCES = ["twenty-one", "it", "drei Euro"]
 
 @functools.cache
 def by_transformers(folder, setting):
-    """The model with a setting in its generation config, its tokenizer, and translations one at a time."""
+    """The model with a setting in its generation config, its tokenizer, and what it writes for one source at a time."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = new_model(len(tokenizer), **FIELDS.get(setting, {}))
     model.generation_config.update(**{"max_extra_length": 6} | SETTINGS[setting])
-    rows = [generated(model, tokenizer, text) for text in SOURCES]
-    return model, tokenizer, tokenizer.batch_decode(rows, skip_special_tokens=True)
+    return model, tokenizer, [generated(model, tokenizer, text) for text in SOURCES]
 
 
 @pytest.mark.parametrize("kind", ["generate", *KINDS])
@@ -61,14 +63,17 @@ def test_every_way_to_translate_follows_the_settings(checkpoint, setting, kind):
     model, tokenizer, expected = by_transformers(checkpoint, setting)
     if kind == "generate":
         with engine.attach(model) as attached:
-            found = model.generate(**tokenizer(SOURCES, padding=True, return_tensors="pt"))
+            found = model.generate(**tokenizer(SOURCES, padding=True, return_tensors="pt")).tolist()
         assert (attached.calls, attached.fallbacks) == (1, 0)
-        assert tokenizer.batch_decode(found, skip_special_tokens=True) == expected
+        assert [row[1 : 1 + len(own)] for row, own in zip(found, expected, strict=True)] == expected
     elif kind == "ctranslate2" and setting in LACKING:
         with pytest.raises(ValueError, match=r"(?i)ctranslate2"):
             translator_of(kind, model, tokenizer)(SOURCES)
     else:
-        assert translator_of(kind, model, tokenizer)(SOURCES) == [text.replace("\n", " ") for text in expected]
+        rows = translate(translator_of(kind, model, tokenizer).call({"batch_size": 2}), SOURCES)
+        texts = [text.replace("\n", " ") for text in tokenizer.batch_decode(expected, skip_special_tokens=True)]
+        wanted = [Translation(text, len(own)) for text, own in zip(texts, expected, strict=True)]
+        assert [row[0] for row in rows] == wanted
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -133,9 +133,13 @@ def test_alignments_are_generates_own(translator, options):
         ("a\ud83d", {}, ValueError, "has a lone surrogate at position 1"),
         (["a", "b"], {"prefix": ["a"]}, ValueError, "prefix has 1 strings for 2 sentences; give one for each"),
         (["a", "b"], {"prefix": [None, "a"]}, TypeError, r"prefix\[0\] is None"),
+        ("a", {"n_best": 5}, ValueError, "n_best=5 needs a beam search of at least 5 beams, and num_beams is 4; raise"),
+        ("a", {"n_best": 1, "num_beams": 1}, ValueError, "n_best=1 needs a beam search of at least 2 beams"),
+        ("a", {"gnmt_length_penalty": -1.0}, ValueError, "`gnmt_length_penalty` is -1.0"),
+        ("a", {"decoder_input_ids": [[1, 5]]}, ValueError, "decoder_input_ids comes from the sentences here; leave it"),
     ],
 )
-def test_what_is_no_text(translator, texts, options, error, message):
+def test_what_cannot_be_translated(translator, texts, options, error, message):
     with pytest.raises(error, match=message):
         translator(texts, **options)
 

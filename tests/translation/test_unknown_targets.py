@@ -3,12 +3,14 @@
 import copy
 import re
 
+import numpy as np
 import pytest
 import torch
 from random_models import KINDS, TEXTS, generated, new_model, translator_of
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, EvalPrediction, pipeline
 
 from hf_vanilla_transformer.data.symbols import train_tokenizer
+from hf_vanilla_transformer.training.evaluation import TranslationMetrics
 from hf_vanilla_transformer.translation.translator import Translator
 
 MOLECULES = ["O . N Cl N", "C C O", "N N O", "Cl"]
@@ -72,6 +74,10 @@ def test_an_unknown_token_that_is_the_end_as_well_is_none(checkpoint, caplog):
     translator = Translator(model, tokenizer=tokenizer)
     assert translator(TEXTS) == translator(TEXTS, unknown_target="avoid") == plain
     assert "unknown token" not in caplog.text
+    ids = np.array(tokenizer(TEXTS[:1])["input_ids"])
+    metrics = TranslationMetrics(tokenizer)
+    metrics(EvalPrediction(ids, ids))
+    assert metrics.samples == [("", TEXTS[0], TEXTS[0])]
 
 
 def test_the_pipeline_and_a_wrong_value(model, symbols):

@@ -1,7 +1,7 @@
 // Figure 1 of the paper as the page's map: a box opens the section that shows it.
 import { svg } from "./dom.mjs";
 
-const MAP = [420, 346], BOX = 148, LINE = 28, NORM = 13;
+const MAP = [430, 346], BOX = 148, LINE = 28, NORM = 13;
 const ENCODER = 40, DECODER = 240;  // where the columns begin
 const PAD = 12;  // between a column and the frame around its layers
 
@@ -24,14 +24,17 @@ const BOXES = [
 export function figure(t, config, onOpen) {
   const isPre = config.norm_position === "pre";
   const norm = (x, y) => box(x, isPre ? y + LINE : y - NORM, NORM, t(isPre ? "figureNorm" : "figureAddNorm"), "norm");
-  const frames = [[ENCODER, 130, config.encoder_layers], [DECODER, 78, config.decoder_layers]];
+  const frames = [
+    [ENCODER, 130, config.encoder_layers, "end", -PAD - 4],
+    [DECODER, 78, config.decoder_layers, "start", BOX + PAD + 4],
+  ];
   const middle = BOX / 2, meeting = (ENCODER + BOX + DECODER) / 2;
   const arrows = [
     `M${ENCODER + middle},314 V120 H${meeting} V168 H${DECODER}`, `M${DECODER + middle},314 V30`,
   ].map((d) => svg("path", { class: "edge", d }));
-  const around = frames.map(([x, y, layers]) => svg("g", {},
+  const around = frames.map(([x, y, layers, side, beside]) => svg("g", {},
     svg("rect", { class: "frame", x: x - PAD, y, width: BOX + 2 * PAD, height: 250 - y, rx: 10 }),
-    svg("text", { x: x - PAD - 4, y: (y + 250) / 2, "text-anchor": "end" }, `${layers}×`)));
+    svg("text", { x: x + beside, y: (y + 250) / 2, "text-anchor": side }, `${layers}×`)));
   const boxes = BOXES.map(([id, text, x, y, isSublayer]) => svg("a", {
     href: `#${id}`, "aria-label": `${t(text)}: ${t(id)}`, onclick: (event) => {
       event.preventDefault();
