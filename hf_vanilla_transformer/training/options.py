@@ -29,6 +29,8 @@ LOSSES = ("loss", "perplexity")  # criteria that need no translations
 WITHOUT_ARGUMENTS = ("adamw_torch", "adamw_torch_fused", "adafactor")  # optimizers that ignore optim_args
 OF_ANY_MODEL = {"preset", "tokenizer_name_or_path", "model_name_or_path", "embeddings"}  # checked or documented
 
+OF_NEW_TOKENIZERS = {"tokenizer", "vocab_size", "min_frequency", "merge_punctuation", "source_normalization"}
+
 
 class RecipeError(ValueError):
     """A recipe or an option that overrides it is wrong; the message names it and the fix."""
@@ -115,18 +117,21 @@ def _check_model(data: Any, model: Any) -> None:
 
 
 def _check_saved_model(places: Sequence[Mapping[str, object]], given: Mapping[str, object], model: Any) -> None:
-    """Refuses options of a new model in the recipe of `model_name_or_path`, which replaces them.
+    """Refuses options of a new model, or tokenizer, in the recipe of a saved one, which replaces them.
 
     Another recipe's are its own model's, whose place the saved one takes.
     """
-    saved, (*recipes, command_line) = "model_name_or_path", places
-    together = set().union(command_line, *(recipe for recipe in recipes if saved in recipe))
     used = OF_ANY_MODEL | model.regularization().keys() | model.decoding().keys()
-    lost = [name for name in vars(model) if name in given and name in together - used]
-    if saved in given and lost:
-        raise RecipeError(
-            f"{', '.join(lost)} would have no effect: {saved} has its own architecture and tokenizer; leave them out"
-        )
+    replaced = {
+        "model_name_or_path": (vars(model).keys() - used, "architecture and tokenizer"),
+        "tokenizer_name_or_path": (OF_NEW_TOKENIZERS, "vocabulary"),
+    }
+    *recipes, command_line = places
+    for saved, (names, own) in replaced.items():
+        together = set().union(command_line, *(recipe for recipe in recipes if saved in recipe))
+        lost = [name for name in vars(model) if name in given and name in together & names]
+        if saved in given and lost:
+            raise RecipeError(f"{', '.join(lost)} would have no effect: {saved} has its own {own}; leave them out")
 
 
 def _check_together(given: Mapping[str, object], data: Any, args: Any) -> None:

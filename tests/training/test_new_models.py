@@ -54,6 +54,7 @@ def test_a_tokenizer_without_padding_is_refused(tiny_checkpoint):
 
 def test_a_run_with_a_converted_models_tokenizer(train, recipe, tmp_path):
     dictionary("0123456789eunz").save_pretrained(tmp_path / "dictionary")
+    del recipe["vocab_size"]
     assert train(recipe | {"tokenizer_name_or_path": str(tmp_path / "dictionary")}).code == 0
     config = json.loads((tmp_path / "run" / "averaged-2" / "config.json").read_text())
     assert [config[f"{name}_token_id"] for name in ("pad", "bos", "eos", "decoder_start")] == [1, 0, 2, 0]

@@ -147,6 +147,13 @@ def test_options_of_a_new_model_beside_a_saved_one(recipe, text, words, lost):
         recipe(text or "seed: 1", *words)
 
 
+def test_options_of_a_new_tokenizer_beside_a_saved_one(recipe):
+    saved = ["--tokenizer-name-or-path", "saved"]
+    assert recipe("vocab_size: 300", *saved)[1].vocab_size == 300  # of the recipe, whose tokenizer it replaces
+    with pytest.raises(RecipeError, match=r"^tokenizer, vocab_size would have no effect: tokenizer_name_or_path has"):
+        recipe("seed: 1", *saved, "--vocab-size", "300", "--tokenizer", "words")
+
+
 def test_values_need_not_be_text():
     options = {"learning_rate": 1, "bf16": False, "max-steps": 7, "report_to": ["none"], "seed": None}
     files = {"output_dir": Path("run"), "train_source": ("a", "b"), "train_target": ["c", "d"]}
