@@ -1,7 +1,6 @@
 """The options of a training run: three dataclasses, of the data, of the model and of the training."""
 
 import dataclasses
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -75,9 +74,14 @@ class DataArguments:
     def _divided(self, entry: str) -> tuple[str, float | None]:
         """Divides NAME=WEIGHT; a file may have such a name."""
         name, _, weight = entry.rpartition("=")
-        if name and not Path(self._path(entry)).exists():
-            with suppress(ValueError):
-                return name, float(weight)
+        try:
+            number = float(weight)
+        except ValueError:
+            return entry, None
+        if not Path(self._path(entry)).exists():
+            return (name, number) if name else (entry, None)
+        if name and Path(self._path(name)).exists():
+            raise RecipeError(f"{entry} is a file, and may be {name} with its weight, too; rename one of the two files")
         return entry, None
 
     def corpus(self, part: str) -> Corpus:

@@ -294,6 +294,9 @@ def test_corpora_have_weights_in_recipes_and_on_the_command_line(recipe, tmp_pat
     Path("a=2").touch()  # files may have such names
     data, *_ = recipe("train_source: [a=2, b=2, c=d]\ntrain_target: [x, y, z]")
     assert (data.train_source, data.train_weights) == (["a=2", "b", "c=d"], [1.0, 2.0, 1.0])
+    Path("a").touch()
+    with pytest.raises(RecipeError, match=r"^a=2 is a file, and may be a with its weight"):
+        recipe("train_data: [{path: a, weight: 2}]")
 
 
 # Models
