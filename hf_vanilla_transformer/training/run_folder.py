@@ -17,7 +17,7 @@ from ..checkpoints.files import check_links, write_text
 from ..checkpoints.headers import read_json
 from ..errors import CheckpointError, first_line
 from .arguments import Arguments, DataArguments, ModelArguments
-from .options import RecipeError
+from .options import OF_NEW_TOKENIZERS, RecipeError
 
 TOKENIZER = "tokenizer"  # the folder of the tokenizer that a run trains
 LOCK = "run.lock"
@@ -75,7 +75,8 @@ def read_recipe(folder: Path) -> dict[str, object]:
 def fixed_options(arguments: Arguments) -> dict[str, object]:
     """Returns the options that must not change when a run resumes: those of data, their order, model and optimizer."""
     data, model, args = arguments
-    options = {name: value for name, value in (asdict(data) | asdict(model)).items() if name not in FREE_OPTIONS}
+    free = FREE_OPTIONS | (OF_NEW_TOKENIZERS if model.tokenizer_name_or_path else set())
+    options = {name: value for name, value in (asdict(data) | asdict(model)).items() if name not in free}
     fixed = {name: value for name, value in options.items() if not name.startswith(("validation_", "test_"))}
     return {**fixed, "optim": args.optimizer, BEST: args.metric_for_best_model, "seed": args.seed_of_data}
 

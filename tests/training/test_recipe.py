@@ -21,6 +21,7 @@ from hf_vanilla_transformer.training.arguments import (
 )
 from hf_vanilla_transformer.training.options import UNSUPPORTED, RecipeError
 from hf_vanilla_transformer.training.recipe import RECIPES, describe_options, describe_recipes, options_of, parse_recipe
+from hf_vanilla_transformer.training.run_folder import check_folder, fixed_options, write_recipe
 from hf_vanilla_transformer.training.supported import has_transformers, option_names
 
 ROOT = Path(__file__).parents[2]
@@ -152,6 +153,12 @@ def test_options_of_a_new_tokenizer_beside_a_saved_one(recipe):
     assert recipe("vocab_size: 300", *saved)[1].vocab_size == 300  # of the recipe, whose tokenizer it replaces
     with pytest.raises(RecipeError, match=r"^tokenizer, vocab_size would have no effect: tokenizer_name_or_path has"):
         recipe("seed: 1", *saved, "--vocab-size", "300", "--tokenizer", "words")
+
+
+def test_a_run_that_named_such_an_option_is_resumed_without_it(tmp_path):
+    arguments = parse_recipe([], {"tokenizer_name_or_path": "saved", "output_dir": str(tmp_path)})
+    write_recipe(tmp_path, {**fixed_options(arguments), "vocab_size": 300}, "data")
+    check_folder(arguments, resume=True)
 
 
 def test_values_need_not_be_text():
