@@ -267,7 +267,7 @@ def _saved(folder: Path) -> Fields:
 def _task_of(folder: Path) -> str:
     """Returns a model's task: targets that are read as symbols, such as sounds, aren't translations."""
     files = [file for file in (folder / f"target_{TOKENIZER}", folder / TOKENIZER) if file.is_file()]
-    model = read_json(files[0])["model"] if files else {}
+    model = (read_json(files[0]).get("model") or {}) if files else {}
     return TEXT2TEXT if model.get("type") == "WordLevel" else TRANSLATION
 
 
