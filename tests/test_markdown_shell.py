@@ -174,7 +174,8 @@ def trained(run: Callable[[str, Path], None], tmp_path_factory: pytest.TempPathF
 def place(tiny_checkpoint: Path, programs: Path, trained: Path, tmp_path: Path) -> Path:
     """A folder with what the blocks name and don't make."""
     write_corpora(tmp_path)
-    shutil.copytree(tiny_checkpoint, tmp_path / "outputs" / "quickstart" / "model")
+    for model in ("quickstart/model", "multi30k_best/averaged-10"):
+        shutil.copytree(tiny_checkpoint, tmp_path / "outputs" / model)
     (tmp_path / "DIR").symlink_to(tmp_path / "outputs" / "quickstart" / "model")
     (tmp_path / "RUN").symlink_to(trained)
     write_other_systems(tmp_path)
@@ -198,6 +199,8 @@ def test_shell_blocks_run_one_after_the_other(
     script = script_of(SHELL[name])
     texts = script + "".join(one.text for one in files)
     made = re.findall(r"(?:--output-dir |^output_dir: )(\S+)", texts, re.MULTILINE)
+    for output in made:
+        shutil.rmtree(place / output, ignore_errors=True)
     for output in {"outputs/multi30k_tiny", "outputs/my-run"} - set(made):
         shutil.copytree(trained, place / output)
     run(script, place)
