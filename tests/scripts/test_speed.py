@@ -145,3 +145,7 @@ def test_a_part_that_takes_too_long_is_stopped_with_its_processes(monkeypatch):
     assert speed.run(["train"], 1) == "stopped after 1 seconds"
     started[0].stdout.read()  # ends when no process has it open
     assert time.monotonic() - began < 60
+
+
+def test_all_parts_together_take_40_minutes_at_most():
+    assert sum(speed.SECONDS.values()) <= 40 * 60
