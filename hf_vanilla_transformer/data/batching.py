@@ -115,7 +115,7 @@ class TokenBudgetStream(IterableDataset[list[Example]]):
         self,
         dataset: Stream,  # of examples, in an order that `set_epoch` changes
         max_tokens: int,  # padded ones per batch, on either side
-        window: int,  # examples in memory at a time, which are sorted into batches
+        window: int,  # examples held in memory and sorted into batches
         *,
         length_tolerance: float = 0.0,  # how far lengths are rounded before examples are sorted by them
         seed: int = 0,  # of the order of the batches

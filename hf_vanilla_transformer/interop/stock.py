@@ -56,7 +56,7 @@ CLASSES = {
     ("pre", "learned"): "blenderbot",
 }
 WITH_TWO_VOCABULARIES = "marian"  # or with embeddings that aren't shared
-WITH_TABLE = "blenderbot"  # of positions, which is trained
+WITH_TABLE = "blenderbot"  # a trainable table of positions
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ PARTS = ("train", "validation", "test")  # of the data
 LOSSES = ("loss", "perplexity")  # criteria that need no translations
 WITHOUT_ARGUMENTS = ("adamw_torch", "adamw_torch_fused", "adafactor")  # optimizers that ignore optim_args
 OF_ANY_MODEL = {"preset", "tokenizer_name_or_path", "model_name_or_path", "embeddings"}  # checked or documented
-
+# A saved tokenizer has its own.
 OF_NEW_TOKENIZERS = {"tokenizer", "vocab_size", "min_frequency", "merge_punctuation", "source_normalization"}
 
 

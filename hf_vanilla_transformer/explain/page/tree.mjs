@@ -64,7 +64,7 @@ function columnWidth(steps) {
 }
 
 function picture(app, steps, isComplete) {
-  const width = columnWidth(app.run.search.steps.length);
+  const width = columnWidth(app.run.search.steps.length), letters = Math.floor((width - GAP - 8) / LETTER);
   const places = new Map(), edges = [], boxes = [], best = new Set(), { shown } = app.tokenizer.target;
   for (let one = isComplete ? app.run.search.found[0]?.node : null; one; one = one.parent) best.add(one);
   const kind = (node, state) => `${state}${best.has(node) ? " best" : ""}`;
@@ -73,7 +73,7 @@ function picture(app, steps, isComplete) {
     places.set(node, [x, y]);
     boxes.push(svg("g", { class: `node ${kind(node, state)}` },
       svg("title", {}, text), svg("rect", { x, y, width: width - GAP, height: HEIGHT - 6, rx: 4 }),
-      svg("text", { x: x + 5, y: y + 11 }, shortened(text, Math.floor((width - GAP - 8) / LETTER))),
+      svg("text", { x: x + 5, y: y + 11 }, shortened(text, letters)),
       svg("text", { x: x + 5, y: y + 21, class: "score" }, fixed(node.total))));
   };
   draw(steps[0].nodes[0].parent, 0, 0, shown[app.state.plan.start], "kept");
