@@ -25,12 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from transformers import __version__ as transformers_version
-from transformers.utils import logging
 
 from .integration_vanilla_transformer import CACHE, TESTED_VERSIONS, cache_by_either_name
 from .plan_vanilla_transformer import OPTIONS, GNMTLengthPenalty, Plan
-
-logger = logging.get_logger(__name__)
 
 # Section 6.1: beam of 4, alpha 0.6, at most 50 tokens more than the source, termination as early as possible.
 PAPER_DECODING: dict[str, float | bool] = {
@@ -163,13 +160,6 @@ class DecodingMixin:
             raise ValueError(
                 f"`{name}` needs the engine: call hf_vanilla_transformer.engine.attach(model), or set it to None."
             )
-        configs = [vars(one) for one in (kwargs.get("generation_config"), self.generation_config) if one is not None]
-        compute_types = [one.get("compute_type") for one in configs if one.get("compute_type") not in (None, "default")]
-        if compute_types:
-            logger.warning_once(
-                f"`compute_type` of the generation config, {compute_types[0]!r}, has no effect; call "
-                "hf_vanilla_transformer.engine.attach(model, compute_type=...), or give it to `Translator`."
-            )
         kwargs = {name: value for name, value in kwargs.items() if name not in OPTIONS}
         if kwargs.get("use_cache", True) is None:  # transformers would feed complete prefixes into a cache
             del kwargs["use_cache"]
@@ -177,6 +167,7 @@ class DecodingMixin:
         if isinstance(plan.length_penalty, GNMTLengthPenalty) and plan.num_beams > 1:
             _put(kwargs, "length_penalty", plan.length_penalty)
         self.mask_padding(plan, kwargs)
+        _go_on_from_cache(plan, kwargs)
         if plan.limit[0] == "max_extra_length":
             self._limit_lengths(plan, kwargs)
         return kwargs
@@ -232,6 +223,16 @@ class DecodingMixin:
             if plan.forced_end and len(set(longest)) > 1:
                 forcing = ForcedEndPerSentence(criterion, list(plan.forced_end))
                 kwargs["logits_processor"] = [*(kwargs.get("logits_processor") or []), forcing]
+
+
+def _go_on_from_cache(plan: Plan, kwargs: dict[str, Any]) -> None:
+    """Masks a prompt whose beginning is in the cache: without a mask, transformers would feed that once more."""
+    cache, prompt = kwargs.get(CACHE), kwargs.get("decoder_input_ids")
+    past = 0 if cache is None else int(cache.get_seq_length())
+    if past and plan.num_beams > 1:  # a search leaves other hypotheses in it than the prompt
+        raise ValueError(f"`{CACHE}` has a past, from which only num_beams=1 goes on; leave it out, or search greedily")
+    if past and prompt is not None and prompt.shape[1] > past and kwargs.get("decoder_attention_mask") is None:
+        kwargs["decoder_attention_mask"] = torch.ones_like(prompt)
 
 
 def _put(kwargs: dict[str, Any], name: str, value: object) -> None:

@@ -339,16 +339,16 @@ class VanillaTransformerPipeline(Pipeline):
 
     def __call__(self, inputs: Any, **options: object) -> Any:
         """Translates a string or several, with options of `generate()`: {"translation_text": ...} for each."""
-        results = super().__call__(inputs, **options)
-        is_list = isinstance(inputs, list) and all(len(rows) == 1 for rows in results)
-        return [rows[0] for rows in results] if is_list else results
+        is_list = isinstance(inputs, list)
+        results = [] if is_list and not inputs else super().__call__(inputs, **options)
+        return [rows[0] for rows in results] if is_list and all(len(rows) == 1 for rows in results) else results
 
     def _sanitize_parameters(self, **options: object) -> tuple[dict[str, object], dict[str, object], dict[str, object]]:
         return {}, options, {}
 
     def preprocess(self, text: str) -> dict[str, Tensor]:
         """Returns the token ids of a text, (1, S), with their mask, and whether there is any text, (1, 1)."""
-        return {**self.tokenizer(text, return_tensors="pt"), "is_text": torch.tensor([[bool(text.strip())]])}
+        return {**self.tokenizer(text.strip(), return_tensors="pt"), "is_text": torch.tensor([[bool(text.strip())]])}
 
     def _forward(self, inputs: dict[str, Tensor], **options: object) -> dict[str, Tensor]:
         is_text = inputs.pop("is_text")
@@ -356,8 +356,12 @@ class VanillaTransformerPipeline(Pipeline):
         return {"sequences": sequences, "is_text": is_text}  # (B, hypotheses, T), (B, 1)
 
     def postprocess(self, outputs: dict[str, Tensor]) -> list[dict[str, str]]:
-        """Returns the texts of one source's hypotheses, (1, hypotheses, T)."""
-        texts = (self.tokenizer.decode(ids, skip_special_tokens=True) for ids in outputs["sequences"][0])
+        """Returns the texts of one source's hypotheses, (1, hypotheses, T), in which unknown tokens are shown."""
+        own, texts = self.tokenizer, []
+        dropped = {*own.all_special_tokens} - {own.unk_token} | {own.pad_token, own.bos_token, own.eos_token}
+        for ids in outputs["sequences"][0].tolist():
+            kept = [token for token in ids if own.convert_ids_to_tokens(token) not in dropped]
+            texts.append(own.decode(kept, skip_special_tokens=own.unk_token_id not in kept))
         return [{"translation_text": text if outputs["is_text"].item() else ""} for text in texts]
 
 

@@ -105,6 +105,7 @@ def measure(
     tokenize: str = "13a",
     lowercase: bool = False,
     symbols: Splitter | None = None,
+    unknown: str | None = None,
 ) -> dict[str, Score]:
     """Measures hypotheses; all values are from 0 up, and percentages.
 
@@ -126,7 +127,7 @@ def measure(
     - "wer": the others, as pronunciation and inflection report it (not the error rate of speech recognition).
     - "ser": errors per symbol of the references: edits (insertions, deletions, substitutions; Levenshtein), summed
       over the corpus.
-    - "cer": errors per character (code point, spaces too), likewise.
+    - "cer": errors per character (code point, spaces too; `unknown` is one), likewise.
 
     Of several references, the one with the fewest errors counts, of these the longest. Errors are those of
     `corpus_bleu`, and a `ValueError` for another measure.
@@ -134,12 +135,14 @@ def measure(
     Args:
         names: Of these, in the order of the result.
         hypotheses: N strings.
-        references: One reference for each, or a list of them.
+        references: One reference for each, or a list of them; among several, an empty one is none.
         sources: N sources; of those that are equal, the first one's hypothesis counts, with the references of all.
         tokenize: Of "bleu", as for `corpus_bleu`, and "bleu_compound_split": "13a", "intl" or "none".
         lowercase: Of "bleu" and "chrf".
         symbols: Divides a text into symbols, as `data.symbols.symbol_splitter` has it for a tokenizer; None: texts are
             compared as they are, and the symbols of "ser" are what white space separates.
+        unknown: How hypotheses show a symbol that the model doesn't know, such as "<unk>". To BLEU and chrF it is text
+            like any other, so that the command `sacrebleu` prints the same of the written translations.
     """
     if sources is not None:
         if len(sources) != len(hypotheses):
@@ -147,7 +150,8 @@ def measure(
         places, references = by_source(sources, references)
         hypotheses = [hypotheses[place] for place in places]
     hypotheses, streams = _checked(hypotheses, references)
-    return {name: _score(_metric(name, tokenize, lowercase, symbols), hypotheses, streams) for name in names}
+    metrics = {name: _metric(name, tokenize, lowercase, symbols, unknown) for name in names}
+    return {name: _score(metric, hypotheses, streams) for name, metric in metrics.items()}
 
 
 def top_accuracy(
@@ -248,8 +252,9 @@ def edits(hypothesis: str, references: Sequence[str], symbols: Splitter | None =
     ]
 
 
-def _metric(name: str, tokenize: str, lowercase: bool, symbols: Splitter | None) -> Metric:
+def _metric(name: str, tokenize: str, lowercase: bool, symbols: Splitter | None, unknown: str | None) -> Metric:
     whole = (lambda text: [tuple(symbols(text))]) if symbols else None
+    characters = (lambda text: list(text.replace(unknown, "\ufffc"))) if unknown else list
     made: dict[str, Callable[[], Metric]] = {
         "bleu": lambda: _sacrebleu(tokenize, lowercase),
         "bleu_multi30k": lambda: _multi_bleu(lowercase=True),
@@ -258,7 +263,7 @@ def _metric(name: str, tokenize: str, lowercase: bool, symbols: Splitter | None)
         "exact_match": lambda: _Errors("exact match", "text", whole, counts_right=True),
         "wer": lambda: _Errors("WER", "text", whole),
         "ser": lambda: _Errors("SER", "symbol", symbols or str.split),
-        "cer": lambda: _Errors("CER", "character", list),
+        "cer": lambda: _Errors("CER", "character", characters),
     }
     if name not in made:
         raise ValueError(f"there is no measure {name!r}; give some of {', '.join(MEASURES)}")
@@ -288,6 +293,7 @@ def paired_bootstrap(
     tokenize: str = "13a",
     lowercase: bool = False,
     symbols: Splitter | None = None,
+    unknown: str | None = None,
 ) -> list[list[Comparison]]:
     """Compares systems with the first one, by sacreBLEU's paired bootstrap resampling (Koehn 2004), 1,000 resamples.
 
@@ -299,7 +305,7 @@ def paired_bootstrap(
     check_resampling(len(references))
     checked = [_checked(system, references) for system in systems]
     named: Named = [(str(number), hypotheses) for number, (hypotheses, _) in enumerate(checked)]
-    metrics = {name: _metric(name, tokenize, lowercase, symbols) for name in names}
+    metrics = {name: _metric(name, tokenize, lowercase, symbols, unknown) for name in names}
     columns = [_compared(name, metric, named, checked[0][1]) for name, metric in metrics.items()]
     return [list(row) for row in zip(*columns, strict=True)]
 
@@ -357,6 +363,7 @@ def _checked(hypotheses: Sequence[str], references: References) -> tuple[list[st
             raise TypeError(f"{name} is a str; give a list of strings, [text] for a single one")
     hypotheses = list(hypotheses)
     rows = [list(one) if isinstance(one, list | tuple) else [one] for one in references]
+    rows = [[one for one in row if one] or row[:1] for row in rows]  # sacreBLEU takes "" for one of length 0
     if len(hypotheses) != len(rows) or not all(rows):
         raise ValueError(
             f"{len(hypotheses)} hypotheses but {sum(map(bool, rows))} references; give one reference per hypothesis, "

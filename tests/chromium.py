@@ -1,7 +1,8 @@
 """Chromium without a window, for tests of pages; it needs selenium, chromedriver and Chromium."""
 
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,3 +35,12 @@ def chromium(profile: Path) -> Iterator[Any]:
         yield driver
     finally:
         driver.quit()
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Waits for a condition, a minute at most, and returns what it returned."""
+    end = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return found

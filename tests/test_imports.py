@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "documents": {"translation", "hub", "checkpoints", "data", "errors"},
     "plots": set(),
     "explain": {"paper", "engine", "translation", "checkpoints"},
-    "serving": {"documents", "translation", "hub", "errors"},
+    "serving": {"documents", "translation", "errors"},
     "training": {"paper", "engine", "translation", "hub", "checkpoints", "metrics", "data", "errors"},
 }
 EVERYWHERE = {"cli", "__init__", "__main__", "scripts", "benchmarks"}  # imported by none of the rooms
@@ -88,11 +88,13 @@ def imports_of(module: str, path: Path, modules: set[str]) -> Iterator[Import]:
     inner = [] if module == "__init__" else module.split(".")
     package = [PACKAGE, *(inner if path.name == "__init__.py" else inner[:-1])]
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions = (node for node in ast.walk(tree) if isinstance(node, FUNCTIONS))
-    in_functions = {inner for function in functions for inner in ast.walk(function)}
-    for node in ast.walk(tree):
+    nodes: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while nodes:
+        node, in_function = nodes.pop()
+        in_function = in_function or isinstance(node, FUNCTIONS)
+        nodes += [(child, in_function) for child in ast.iter_child_nodes(node)]
         for target, ours in _imported_by(node, package, modules):
-            yield Import(target, ours, node in in_functions, getattr(node, "lineno", 0))
+            yield Import(target, ours, in_function, getattr(node, "lineno", 0))
 
 
 def _imported_by(node: ast.AST, package: list[str], modules: set[str]) -> Iterator[tuple[str, bool]]:

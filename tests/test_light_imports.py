@@ -122,18 +122,13 @@ def test_a_file_of_a_tokenizer_reads_and_writes_as_the_tokenizer(exported, tmp_p
     assert type(open_tokenizer(tmp_path)) is type(complete)
 
 
-def test_an_exported_model_is_translated_without_pytorch(exported, tmp_path):
+def test_an_exported_model_is_translated_without_pytorch(exported):
     heavy = Translator(exported, "cpu")
     heavy.tokenizer = AutoTokenizer.from_pretrained(exported)
     options = [{}, {"num_beams": 2}, {"num_beams": 3, "n_best": 2}, {"split_sentences": "en"}, {"prefix": "der"}]
     script = f"{OURS}import sys; translator = ours.Translator(sys.argv[1], 'cpu'); repr(translator)\n{LIGHT}"
     script += f"print([translator({LINES!r}, **one) for one in {options!r}])\n{LIGHT}"
-    (tmp_path / "lines.txt").write_text("\n".join(LINES), encoding="utf-8")
-    files = ["--input", str(tmp_path / "lines.txt"), "--output", str(tmp_path / "out.txt")]
-    script += "from hf_vanilla_transformer.cli import main\n"
-    script += f"assert main({['translate', '--model', str(exported), *files]}) == 0\n{LIGHT}"
-    assert run(script, exported).splitlines()[0] == str([heavy(LINES, **one) for one in options])
-    assert (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines() == heavy(LINES)
+    assert run(script, exported) == f"{[heavy(LINES, **one) for one in options]}\n"
 
 
 # ---- Where they aren't installed ----

@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import inspect
 import itertools
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -142,9 +143,29 @@ def test_the_chinese_readme_says_the_same() -> None:
     assert ours <= theirs
 
 
-def test_files_that_are_linked_exist() -> None:
-    links = [(file, link) for name, file in FILES.items() for link in re.findall(r"\]\(([^)#\s]+)", TEXTS[name])]
-    assert [one for one in links if "://" not in one[1] and not (one[0].parent / one[1]).exists()] == []
+def markdown_of(notebook: Path) -> str:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
+def anchors(page: Path) -> set[str]:
+    """Those of the headings; of code, the lines."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    if page.suffix != ".md":
+        return {f"L{number + 1}" for number in range(len(lines))}
+    titles = [line.lstrip("#").strip().lower() for line in lines if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
+def test_files_and_headings_that_are_linked_exist() -> None:
+    notebooks = [*(ROOT / "notebooks").glob("*.ipynb")]
+    for file in [*FILES.values(), *(ROOT / "findings").glob("*.md"), *notebooks]:
+        text = markdown_of(file) if file in notebooks else file.read_text(encoding="utf-8")
+        for link in re.findall(r"\]\((?!\w+://)([^)\s]+)", text):
+            path, _, anchor = link.partition("#")
+            page = file.parent / path if path else file
+            assert page.exists(), f"{file}: {link}"
+            assert not anchor or anchor in anchors(page), f"{file}: {link}"
 
 
 def test_the_readme_links_to_the_documentation() -> None:
@@ -152,12 +173,6 @@ def test_the_readme_links_to_the_documentation() -> None:
     assert "](trials.md" in TEXTS["docs/results.md"]
     linked = {*re.findall(r"\]\((docs/\w+\.md)", README), "docs/trials.md"}
     assert {name for name in FILES if name.startswith("docs/")} <= linked
-
-
-def test_no_address_is_a_placeholder() -> None:
-    """The project's address has one place, [project.urls] of pyproject.toml."""
-    placeholder = re.compile(r"git clone|\bREPOSITORY\b|github\.com/(OWNER|USER)")
-    assert [name for name, text in TEXTS.items() if placeholder.search(text)] == []
 
 
 # ---- Options ----

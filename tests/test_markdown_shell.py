@@ -87,7 +87,6 @@ def write_programs(folder: Path) -> Path:
         f'case "$1" in *fine_tune.py) exec {python} "$@" {written(QUICK_SCRIPT)};; *) exec {python} "$@";; esac',
     )
     executable(folder / "torchrun", f'exec {python} -m torch.distributed.run "$@" {written(QUICK)}')
-    executable(folder / "sacrebleu", f'exec {python} -m sacrebleu "$@"')
     return folder
 
 
@@ -118,7 +117,6 @@ def write_other_systems(place: Path) -> None:
     write_joeynmt(joeynmt, {**joeynmt_settings(), "data": {"src": side, "trg": side}}, joeynmt_weights(False))
     (joeynmt / "codes").write_text(codes, encoding="utf-8")
     opus_mt_folder(place / "Helsinki-NLP" / "opus-mt-en-de")
-    (place / "outputs" / "marian_multi30k").symlink_to(place / "Helsinki-NLP" / "opus-mt-en-de")
     (mapping,) = (one.text for one in BLOCKS["docs/interop.md"] if one.note == "mapping.yaml")
     (place / "mapping.yaml").write_text(mapping, encoding="utf-8")
     torch.save(annotated_transformer(place / "mapping.yaml"), place / "model.pt")
@@ -171,18 +169,14 @@ def trained(run: Callable[[str, Path], None], tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-def place(tiny_checkpoint: Path, programs: Path, trained: Path, tmp_path: Path) -> Path:
+def place(tiny_checkpoint: Path, tmp_path: Path) -> Path:
     """A folder with what the blocks name and don't make."""
     write_corpora(tmp_path)
     for model in ("quickstart/model", "multi30k_best/averaged-10"):
         shutil.copytree(tiny_checkpoint, tmp_path / "outputs" / model)
     (tmp_path / "DIR").symlink_to(tmp_path / "outputs" / "quickstart" / "model")
-    (tmp_path / "RUN").symlink_to(trained)
     write_other_systems(tmp_path)
-    (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv" / "bin").symlink_to(programs)
-    for name in ("scripts", "benchmarks", "constraints.txt"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     return tmp_path
 
 

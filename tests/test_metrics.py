@@ -97,34 +97,6 @@ def test_equal_systems_do_not_differ():
     assert max(one.p_value for one in worse) < 0.05
 
 
-# By n-gram precisions and the brevity penalty. Exponential smoothing counts no 4-gram of 3 as 1/2.
-BY_HAND = [
-    (["a b c d e"], ["a b c d e f"], math.exp(1 - 6 / 5)),
-    (["x b c d e f"], ["a b c d e f"], (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** (1 / 4)),
-    (["a b c x e f"], ["a b c d e f"], (5 / 6 * 3 / 5 * 1 / 4 * (1 / 2) / 3) ** (1 / 4)),
-    # Matches over both sentences, not the mean over sentences.
-    (["a b c d e", "x y z w"], ["a b c d e", "a b c d"], (5 / 9 * 4 / 7 * 3 / 5 * 2 / 3) ** (1 / 4)),
-]
-
-
-@pytest.mark.parametrize(("hypotheses", "references", "share"), BY_HAND)
-def test_bleu_by_hand(hypotheses, references, share):
-    assert corpus_bleu(hypotheses, references).value == pytest.approx(100 * share)
-
-
-def test_chrf_and_exact_match_by_hand():
-    # Characters a, b of a, c: precision and recall 1/2 for unigrams, 0 for bigrams. sacreBLEU averages over the orders
-    # that both sides have, two here, then takes F2.
-    assert measured("chrf", ["ab"], ["ac"]).value == pytest.approx(100 * 0.5 / 2)
-    assert measured("exact_match", ["a", "b", "c "], ["a", "B", "c"]).value == pytest.approx(100 / 3)
-
-
-@pytest.mark.parametrize("name", ["bleu", "chrf"])
-def test_a_perfect_corpus_scores_100_and_an_empty_translation_0(name):
-    assert measured(name, REFERENCES, REFERENCES).value == pytest.approx(100)
-    assert measured(name, [""], ["a b c d e"]).value == 0
-
-
 # ---- BLEU of older papers ----
 def _multi_bleu(hypotheses, references):
     """What Moses' multi-bleu.perl computes, in plain Python: words are what white space parts, nothing is smoothed."""
@@ -232,6 +204,21 @@ def test_the_reference_with_the_fewest_errors_counts():
     assert with_white_space["exact_match"].value == 100
     assert measured("exact_match", ["a  b "], ["a b"]).value == 0
     assert measure(["ser"], [""], [""])["ser"].value == 0
+    assert measured("bleu", REFERENCES, REFERENCES).value == 100  # sacreBLEU's is 100.00000000000004
+    alone, beside_nothing = (
+        measured("bleu", ["a b c d"], [own]) for own in (["a b c d e f g h"], ["a b c d e f g h", ""])
+    )
+    assert (alone.value, beside_nothing) == (pytest.approx(100 * math.exp(1 - 8 / 4)), alone)
+
+
+def test_an_unknown_token_is_one_character_and_text_to_bleu_and_chrf():
+    """So that the command `sacrebleu` prints the same of the written translations."""
+    names, hypotheses, references = ["bleu", "chrf", "cer"], ["a<unk>c"] * 10, ["abc"] * 10
+    plain, found = (measure(names, hypotheses, references, unknown=one) for one in (None, "<unk>"))
+    assert (plain["cer"].value, found["cer"].value) == pytest.approx((500 / 3, 100 / 3))
+    assert (found["bleu"], found["chrf"]) == (plain["bleu"], plain["chrf"])
+    ((compared,),) = paired_bootstrap([["axc"] * 10, hypotheses], references, names=["cer"], unknown="<unk>")
+    assert compared.p_value == 1
 
 
 def test_several_references_of_a_source_and_the_first_ones_of_a_list():

@@ -135,18 +135,3 @@ def test_stored_outputs_are_of_one_run_from_top_to_bottom_without_noise(name: st
     assert [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"] == []
     texts = [text for cell in notebook.cells for text in texts_of(cell)]
     assert [match.group() for text in texts for match in MACHINE_PATH.finditer(text)] == []
-
-
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_files_and_headings_that_are_linked_exist(name: str) -> None:
-    markdown = "\n".join(cell.source for cell in read(name).cells if cell.cell_type == "markdown")
-    links = [link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", markdown) if "://" not in link]
-    assert links
-    assert [file for file, _, _ in links if not (FOLDER / file).is_file()] == []
-    assert [link for link in links if link[2] and link[2] not in headings(FOLDER / link[0])] == []
-
-
-def headings(page: Path) -> set[str]:
-    """The anchors of a Markdown file's headings."""
-    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

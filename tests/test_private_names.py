@@ -71,8 +71,6 @@ USED = [
     ("training/trainer.py", "_load_optimizer_and_scheduler", "a resumed run's new options take effect"),
     ("training/trainer.py", "_get_collator_with_removed_columns _remove_unused_columns", "as the Trainer's batches"),
     ("training/preflight.py", "_prepare_inputs", "a batch on the device"),
-    ("training/pushes.py", "_internal_call", "saving without a push"),
-    ("training/run_folder.py", "_internal_call", "saving without a push"),
     ("training/trainer.py", "_compiled_call_impl", "a compiled model is refused"),
     ("training/schedule.py", "_last_lr", "the rate that the scheduler tells"),
 ]
@@ -153,13 +151,3 @@ def test_every_private_name_has_a_reason() -> None:
     assert not found - told, f"use public names, or add a line with the reason: {sorted(found - told)}"
     assert not told - found, f"no longer used, so remove the name from its line: {sorted(told - found)}"
     assert not OTHERS - others, f"no longer used: {OTHERS - others}"
-
-
-def test_few_methods_of_the_trainer_are_overridden() -> None:
-    from transformers import Trainer
-
-    from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
-
-    own = [one for one in VanillaTransformerTrainer.__mro__ if one.__module__.startswith("hf_vanilla_transformer.")]
-    names = {name for one in own for name in vars(one) if is_private(name) and hasattr(Trainer, name)}
-    assert len(names) <= 5, names

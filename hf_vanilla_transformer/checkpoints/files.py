@@ -1,16 +1,12 @@
 """Files and folders that appear when they are complete."""
 
-import glob
 import os
-import platform
 import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-
-import psutil
 
 
 class LinkError(ValueError):
@@ -34,14 +30,8 @@ def check_links(folder: Path, files: Iterable[Path] | None = None, *, in_cache: 
 
 
 def _beginning(path: Path) -> str:
-    """Returns how names begin that this process writes before they become `path`; removes those of killed ones."""
-    begin = f".{path.name[:50]}.{platform.node()}-"  # no other machine's processes are known
-    for left in path.parent.glob(f"{glob.escape(begin)}*-????????.partial"):
-        is_only_copy = (left / "old").exists() and not path.exists()  # of a model that was being replaced
-        with suppress(OSError, ValueError):
-            if not is_only_copy and not psutil.pid_exists(int(left.name.removeprefix(begin).partition("-")[0])):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-    return f"{begin}{os.getpid()}-"
+    """Returns how the name of what becomes `path` at the end begins: hidden, and not too long for a file system."""
+    return f".{path.name[:50]}."
 
 
 @contextmanager
@@ -49,8 +39,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """Yields the name of a file to write beside `path`; it replaces `path`, or what that link refers to, at the end.
 
     The file is never half written. After an error, a full disk for instance, the new file is removed and the old one is
-    what it was; what killed processes have left of it is removed. A device or a pipe, such as /dev/stdout, is yielded
-    itself. Raises OSError if there is no such folder, or it can't be written.
+    what it was. A device or a pipe, such as /dev/stdout, is yielded itself. Raises OSError if there is no such folder,
+    or it can't be written.
     """
     path = Path(path)
     if path.exists() and not path.is_file():  # a pipe's real path isn't one that can be opened
@@ -91,8 +81,8 @@ def check_new_folder(output: Path) -> None:
 def new_folder(output: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yields an empty folder that becomes `output` at the end; after an error, `output` is as it was.
 
-    A killed process leaves a hidden folder beside `output`, which the next one removes. Raises OSError if it can't be
-    written, or there are files in `output` and these aren't to be replaced.
+    A killed process leaves a hidden folder beside `output`, .NAME.*.partial. Raises OSError if it can't be written, or
+    there are files in `output` and these aren't to be replaced.
     """
     output = Path(os.path.realpath(output))  # neither "." nor a link can be removed by that name
     with tempfile.TemporaryDirectory(prefix=_beginning(output), suffix=".partial", dir=output.parent) as place:

@@ -7,6 +7,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointError
+from .kinds import CONFIG, MODEL_TYPE
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -56,3 +57,8 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise CheckpointError(f"{file} is not a JSON object")
     return values
+
+
+def is_own_model(folder: Path) -> bool:
+    """Whether the configuration in a folder is that of this package's models; errors are those of `read_json`."""
+    return read_json(folder / CONFIG).get("model_type") == MODEL_TYPE

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 
+MODEL_TYPE = "vanilla_transformer"  # in the configuration of this package's models
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -21,7 +22,8 @@ VOCABULARIES, SPMS = (VOCABULARY, "target_vocab.json"), (SOURCE_SPM, "target.spm
 # In full, as a pattern like "vocab*" would publish a user's own files, and remove them from a repository.
 VOCABULARY_FILES = (
     *(TOKENIZER, "target_tokenizer.json", "segmentation.json", "vocab.txt", "merges.txt"),
-    *(*VOCABULARIES, *SPMS, "sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
+    *(*VOCABULARIES, "vocab-src.json", "vocab-tgt.json"),  # FSMT's are the last two
+    *(*SPMS, "sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
 )
 # What `from_pretrained` reads beside weights and code.
 SETTINGS_FILES = (CONFIG, GENERATION_CONFIG, *TOKENIZER_SETTINGS, *VOCABULARY_FILES)
@@ -51,7 +53,7 @@ PROBLEMS = {
     "of it",
     Kind.ONNX: "is in ONNX's format, for onnxruntime; give the model that it was exported from",
     Kind.ADAPTER: f"{WITHOUT_CONFIG}it is an adapter of PEFT: give PeftModel.from_pretrained(model, folder).eval() and "
-    "tokenizer=...",
+    "the model's tokenizer",
     Kind.RUN: "is the folder of a training and has no model of its own yet; give one of its checkpoints: ",
     Kind.OTHER: f"{WITHOUT_CONFIG}give a folder that save_pretrained wrote, or a name on the Hub",
 }

@@ -22,13 +22,11 @@ from transformers import (
 )
 from transformers.utils import cached_file, logging
 
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import CheckpointError, first_line, named
 from ..tokenization_vanilla_transformer import VanillaTransformerTokenizerFast
 from .headers import read_json
 from .kinds import CONFIG, GENERATION_CONFIG, VOCABULARY_FILES
 
-MODEL_TYPE = VanillaTransformerConfig.model_type
 # Embeddings are often padded to a multiple of 64 or 128 rows, or by a few languages' tags.
 UNUSED_ROWS, UNUSED_SHARE = 128, 0.01
 SECONDS_TO_BAR = 2

@@ -45,7 +45,8 @@ def _card(arguments: argparse.Namespace) -> None:
         raise UsageError(f"{folder} is not a folder; DIR must be that of a saved model")
 
     from ..checkpoints.code import other_code
-    from ..checkpoints.kinds import CARD
+    from ..checkpoints.headers import is_own_model
+    from ..checkpoints.kinds import CARD, FACTS
     from ..hub.facts import is_repository, local_name, read_facts
     from ..hub.model_card import save_card
 
@@ -54,6 +55,8 @@ def _card(arguments: argparse.Namespace) -> None:
     if (folder / CARD).exists() and not arguments.overwrite:
         raise UsageError(f"{folder / CARD} exists; give --overwrite to replace it")
     facts, note = read_facts(folder)
+    if not (is_own_model(folder) or (folder / FACTS).exists()):
+        raise UsageError(f"{folder} has neither a model of this package nor {FACTS}; write its {CARD} by hand")
     if not is_repository(facts.name):
         facts = replace(facts, name=local_name(folder))
     save_card(folder, facts := _completed(facts, arguments))

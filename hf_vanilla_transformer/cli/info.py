@@ -61,8 +61,8 @@ def _text(found: "Description") -> str:
 
 
 def _parameters(found: "Description") -> list[tuple[str, str]]:
-    if not found.parameters:
-        return [("total", "unknown: there are no weights in safetensors here")]
+    if found.total is None:  # of pickles and of graphs
+        return []
     size = f"{found.saved_bytes / 1e6:,.1f} MB" if found.saved_bytes >= 1e6 else f"{found.saved_bytes:,} bytes"
     parts = [(part, f"{number:,}") for part, number in {"total": found.total, **found.parameters}.items()]
     return [*parts, ("saved as", f"{size} ({', '.join(found.types)})")]

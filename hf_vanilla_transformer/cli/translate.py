@@ -162,11 +162,11 @@ def _translate_lines(
         raise UsageError("--choose-by chooses of several translations; give --num-beams 2 or more")
     if beams > 1:
         options["n_best"] = beams if references is not None else 1 if arguments.json else None
-    limit = translator.source_limit(arguments.max_source_tokens)
     before = 0  # lines of earlier windows
 
     def warn(index: int, count: int) -> None:
-        warn_of_line(f"{source.unit} {index + 1}", limit, f"it is translated in {count} pieces")
+        only = "" if references is None else ", so --choose-by has a single translation to choose from"
+        warn_of_line(f"{source.unit} {index + 1}", call.limit, f"it is translated in {count} pieces{only}")
 
     is_typed = source.total is None and _someone_types()
     with progress_bar(source.total, f" {source.unit}s", hidden=is_typed) as tell:

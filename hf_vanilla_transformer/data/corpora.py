@@ -31,6 +31,7 @@ from .tables import pair_of, read_table
 
 # With fewer pairs, starting several processes takes longer than tokenizing in one.
 PAIRS_PER_PROCESS = 200_000
+LONGEST_EPOCH = 100  # times the pairs of all corpora
 PAIRS_PER_REPORT = 1_000_000  # pairs of a stream between two log lines about pairs left out
 
 logger = logging.get_logger(__name__)
@@ -113,9 +114,16 @@ def joined(parts: Sequence[Dataset | IterableDataset]) -> Dataset | IterableData
 def counts_per_epoch(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
     """Returns how many pairs of each corpus an epoch has if they are mixed by their weights.
 
-    The one that is largest for its weight occurs once, and the others as often as their weights say.
+    The one that is largest for its weight occurs once, and the others as often as their weights say. A `CorpusError`
+    refuses weights that would make an epoch of more than `LONGEST_EPOCH` times the pairs.
     """
     unit = max(size / weight for size, weight in zip(sizes, weights, strict=True))
+    if unit * sum(weights) > LONGEST_EPOCH * sum(sizes):
+        raise CorpusError(
+            f"with weights {', '.join(map('{:g}'.format, weights))}, an epoch would have {unit * sum(weights):,.0f} "
+            f"pairs, but the corpora have {sum(sizes):,}; weights are shares of the pairs, whatever the sizes: "
+            "give numbers that differ less"
+        )
     return [round(weight * unit) for weight in weights]
 
 

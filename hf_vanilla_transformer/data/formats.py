@@ -20,10 +20,10 @@ TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
 SUBTITLES, HTML = (".srt", ".vtt", ".ass", ".ssa"), (".html", ".htm")
 # Other documents: read by lines, marks would be taken for words, and lines for sentences.
 DOCUMENTS = (
-    ".adoc", ".dfxp", ".doc", ".docx", ".epub", ".ini", ".lrc", ".markdown", ".md", ".mqxliff", ".odp", ".ods", ".odt",
-    ".pdf", ".po", ".pot", ".ppt", ".pptx", ".properties", ".resx", ".rst", ".rtf", ".sbv", ".sdlxliff", ".sgm",
-    ".sgml", ".smi", ".stl", ".strings", ".sub", ".tbx", ".tex", ".tmx", ".ttml", ".usf", ".xhtml", ".xlf", ".xliff",
-    ".xls", ".xlsx", ".xml", ".yaml", ".yml",
+    ".adoc", ".arb", ".asciidoc", ".dfxp", ".doc", ".docx", ".epub", ".ini", ".ipynb", ".lrc", ".markdown", ".md",
+    ".mdx", ".mqxliff", ".odp", ".ods", ".odt", ".pdf", ".po", ".pot", ".ppt", ".pptx", ".properties", ".qmd", ".resx",
+    ".rmd", ".rst", ".rtf", ".sbv", ".sdlxliff", ".sgm", ".sgml", ".smi", ".stl", ".strings", ".sub", ".svg", ".tbx",
+    ".tex", ".tmx", ".toml", ".ttml", ".usf", ".xhtml", ".xlf", ".xliff", ".xls", ".xlsx", ".xml", ".yaml", ".yml",
 )  # fmt: skip
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")  # suffixes of names; a file's first bytes decide how it is read
 GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"

@@ -7,6 +7,8 @@ those don't name the line of a bad byte or a missing cell, and read an unclosed 
 
 import csv
 import json
+import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow
@@ -17,6 +19,10 @@ from .formats import DEFAULT_COLUMNS, LONGEST_LINE, CorpusError, Pair, read_line
 
 PAIRS_PER_BATCH = 1_000  # rows of Parquet in memory at a time
 csv.field_size_limit(LONGEST_LINE)  # Python's own limit would end a training at a row that is just too long
+
+QUOTED = re.compile(r'(?:^|\t)"(?:[^"\t]|"")*""(?:[^"\t]|"")*"(?:\t|$)')  # a cell as CSV quotes it, with "" for "
+
+logger = logging.getLogger(__name__)
 
 Rows = Iterator[tuple[int, Mapping[str, object]]]  # the line or row number, and column -> value
 
@@ -37,7 +43,14 @@ def read_table(path: str, columns: Sequence[str]) -> Iterator[Pair]:
 def _rows_of_tsv(path: str, columns: Sequence[str]) -> Rows:
     """Source and target without a header, numbered columns, or a header's names; no quoting, so no text has a tab."""
     header: Sequence[str] = ()
+    is_quoted = False
     for number, line in enumerate(read_lines(path), start=1):
+        if not is_quoted and '""' in line and QUOTED.search(line):
+            is_quoted = True
+            logger.warning(
+                f"{path}:{number}: a cell is quoted as in CSV, but a .tsv has no quoting: the quotes stay in the text; "
+                "write the table without quotes (csv.QUOTE_NONE), or as .csv"
+            )
         cells = line.split("\t")
         if line and not header:
             header = _header(path, cells, columns)

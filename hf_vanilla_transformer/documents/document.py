@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from ..data.formats import HTML, SUBTITLES
 from ..errors import first_line
+from ..hub.facts import CardError, said_by_author
+from ..translation.ctranslate2_folder import pair_of
 from ..translation.division import base_language, sentence_rules
 from ..translation.translator import Translator
 from .links import Document, Linked, translate_linked
@@ -74,17 +76,25 @@ def _outcomes(translate: Callable[[list[str]], list[Linked]], texts: list[str]) 
 
 
 def languages(translator: Translator, options: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Returns source and target language: those of the options, the translator or the model's card; None: unknown."""
-    from ..hub.facts import CardError, said_by_author
+    """Returns source and target language: those of the options, the translator or the model; None: unknown."""
+    given = {**translator.languages, **{name: value for name, value in options.items() if value is not None}}
+    said: tuple[str | None, str | None] = None, None
+    with suppress(CardError):
+        said = said_languages(getattr(translator.model, "name_or_path", ""))
+    source, target = given["src_lang"] or said[0], given["tgt_lang"] or said[1]
+    return source and base_language(source), target and base_language(target)
 
-    said, name = dict[str, str](), getattr(translator.model, "name_or_path", "")
-    folder = Path(name) if name else None
-    if folder is not None and not folder.is_dir():
+
+def said_languages(name: str) -> tuple[str | None, str | None]:
+    """Returns the source and target language of an Argos package, or those of a model's card; None: unknown."""
+    if not name:
+        return None, None
+    if known := pair_of(name):
+        return known
+    folder: Path | None = Path(name)
+    if not Path(name).is_dir():
         from ..data.hub_names import cached_folder  # slow, and an exported folder does without
 
         folder = cached_folder(name)
-    with suppress(CardError):
-        said = {} if folder is None else said_by_author(folder)
-    given = {**translator.languages, **{name: value for name, value in options.items() if value is not None}}
-    target = given["tgt_lang"] or said.get("target_language")
-    return given["src_lang"] or said.get("source_language"), target and base_language(target)
+    said = said_by_author(folder) if folder else {}
+    return said.get("source_language"), said.get("target_language")

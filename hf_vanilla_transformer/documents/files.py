@@ -48,9 +48,7 @@ class FileJob:
     how: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        other, suffix = self.output.name.removesuffix(ERRORS), self.source.suffix.lower()
-        if other != self.output.name:
-            raise CorpusError(f"{self.output} would have the name of the report on {other}; rename {self.source.name}")
+        suffix = self.source.suffix.lower()
         if self.form not in (*FORMS, *SUBTITLES, *HTML, PARQUET) or (suffix in COMPRESSIONS and suffix != ".gz"):
             raise CorpusError(
                 f"{self.source}: can't be written back; make it text, a table (.tsv, .jsonl, .parquet), subtitles "
@@ -108,7 +106,8 @@ def file_jobs(
 ) -> list[FileJob]:
     """Returns the files to translate, in the order of their names: every N-th from the I-th on, of a shard I, N.
 
-    Of a folder, all files are taken that aren't hidden, also those of subfolders, which the output's folder gets, too.
+    Of a folder, all files are taken but hidden ones and reports of errors, also those of subfolders, which the
+    output's folder gets, too.
     Raises `CorpusError` if an input doesn't exist, two have one name, or an output would be its own input.
     """
     output, place = Path(output), Path(output).resolve()
@@ -116,11 +115,11 @@ def file_jobs(
     for given in map(Path, inputs):
         if not given.exists():
             raise CorpusError(f"{given}: no such file or folder")
-        files, folder = (sorted(given.rglob("*")), given) if given.is_dir() else ([given], given.parent)
+        folder = given if given.is_dir() else given.parent
         has_output = place.is_relative_to(given.resolve())
-        for file in files:
+        for file in sorted(filter(Path.is_file, given.rglob("*"))) if given.is_dir() else [given]:
             name, real = file.relative_to(folder), file.resolve()
-            if not file.is_file() or any(part.startswith(".") for part in name.parts):
+            if given.is_dir() and (any(part.startswith(".") for part in name.parts) or file.name.endswith(ERRORS)):
                 continue
             if real == (place / name).resolve():
                 raise CorpusError(f"{file} is the input and the output; give another folder for the translations")

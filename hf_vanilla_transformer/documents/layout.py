@@ -62,7 +62,7 @@ class Block:
         node = Node(raw, len(self.text), len(self.text))
         if kind == "text":
             self.first = self.first if self.text.strip() else raw[0]  # where the first word is
-            self.text += data.translate({0: None, 0xAD: None})  # soft hyphens aren't shown
+            self.text += data.translate({0: None, 0xAD: None, 0xFEFF: None})  # soft hyphens and marks aren't shown
         elif kind == "kept" and data.strip():
             self.text += data
             self.kept[node.begin, len(self.text)] = raw

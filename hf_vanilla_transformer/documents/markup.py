@@ -30,7 +30,7 @@ BLOCK = regex.compile(
 # What stays as part of its sentence, what stays without being part of it, and what has sentences of its own.
 CODE = {"code", "kbd", "listing", "math", "pre", "samp", "var"}
 SILENT = {"iframe", "noembed", "noframes", "plaintext", "rp", "rt", "rtc", "script", "style", "svg", "textarea", "xmp"}
-APART = {"audio", "canvas", "datalist", "meter", "object", "progress", "select", "template", "video"}
+APART = {"audio", "button", "canvas", "datalist", "label", "meter", "object", "progress", "select", "template", "video"}
 # The standard's attributes to translate, but for styles, documents and file names, and ARIA's: in which elements.
 ATTRIBUTES = {
     "abbr": {"th"}, "alt": {"area", "img", "input"}, "aria-label": {""}, "aria-placeholder": {""},
@@ -114,7 +114,8 @@ class Html(Document):
     def __init__(self, source: str, target: str | None = None) -> None:
         super().__init__()
         self._source, self._target, self._blocks = source, target, list[Block]()
-        self._stack = [Block(0)]  # what is open: a block, and what stays of it, and blocks in this ...
+        start = len(source) - len(source.removeprefix("\ufeff"))
+        self._stack = [Block(start)]  # what is open: a block, and what stays of it, and blocks in this ...
         _Tokenizer(source, self._take)
         self._take((len(source), len(source)), "end", "html", {}, (0, True))
         self._blocks.sort(key=lambda block: block.start)

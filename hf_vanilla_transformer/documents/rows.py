@@ -6,7 +6,7 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BufferedIOBase, BytesIO
 from itertools import islice
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from ..data.formats import CorpusError, bounded_lines, check_start, utf8_problem
 from ..errors import first_line
@@ -15,6 +15,8 @@ from .links import Document, Linked
 ROWS = 1_000  # of a part of a file; the same everywhere, as batches depend on it
 TRANSLATION = "translation"  # the column that tables get
 
+MARK = "\ufeff"  # the byte-order mark
+LINE = re.compile(r"[^\n]*\n|[^\n]+")  # and its end
 Lines = Iterable[tuple[str, str, str]]  # lines, their ends, and what isn't UTF-8
 
 
@@ -28,23 +30,34 @@ class Row(NamedTuple):
 
 
 class Rows(Document):
-    """Rows of a file, of which the first one is in line `first`; `cell` writes a translation."""
+    """Rows of a file, of which the first one is in line `first`; `written` is how the file has a translation.
+
+    Each line of a cell is a text; the white space around it stays.
+    """
 
     is_prose = is_linked = False
 
-    def __init__(self, rows: Sequence[Row], cell: Callable[[str], str], first: int = 1) -> None:
+    def __init__(self, rows: Sequence[Row], written: Callable[[str], str] = str, first: int = 1) -> None:
         super().__init__()
-        self.rows, self.cell = rows, cell
+        self.rows, self.written = rows, written
         for line, row in enumerate(rows, first):
-            if row.text is not None:
-                self.places[row.text].append(line)
-            elif row.error:
+            for _, text, _ in _divided(row.text or ""):
+                if text:
+                    self.places[text].append(line)
+            if row.error:
                 self.problems.append((line, row.error))
 
     def cells(self, translations: Mapping[str, Linked]) -> list[str]:
         """Returns the translation of each row; that of a text without one is empty."""
-        found: dict[str | None, str] = {text: self.cell(one.text) for text, one in translations.items()}
-        return ["" if row.text is None else found.get(row.text, self.cell("")) for row in self.rows]
+        known = {text: " ".join(one.text.splitlines()) for text, one in translations.items()} | {"": ""}
+
+        def cell(text: str) -> str:
+            parts = _divided(text)
+            if any(one not in known for _, one, _ in parts):
+                return ""
+            return "".join(before + known[one] + after for before, one, after in parts)
+
+        return ["" if row.text is None else self.written(cell(row.text)) for row in self.rows]
 
     def translated(self, translations: Mapping[str, Linked]) -> str:
         """Returns the rows with their translations."""
@@ -52,14 +65,15 @@ class Rows(Document):
         return "".join(row.before + cell + row.after for row, cell in zip(self.rows, cells, strict=True))
 
 
-def _line(translation: str) -> str:
-    return " ".join(translation.splitlines())
+def _divided(text: str) -> list[tuple[str, str, str]]:
+    """Returns each line of a text, and what is before and after it: white space, and a byte-order mark."""
+    lines = (re.fullmatch(rf"({MARK}?\s*)(.*?)(\s*)", line, re.DOTALL) for line in LINE.findall(text))
+    return [(line[1], line[2], line[3]) for line in lines if line]
 
 
 def plain_text(text: str) -> Rows:
-    """Returns a text of several lines, with the white space around each."""
-    parts = (re.fullmatch(r"(\s*)(.*?)(\s*)", line, re.DOTALL) for line in re.split(r"(?<=\n)", text))
-    return Rows([Row(part[2] or None, part[1], part[3]) for part in parts if part], _line)
+    """Returns a text of several lines."""
+    return Rows([Row(line) for line in LINE.findall(text)])
 
 
 def _text_rows(lines: Lines, column: str) -> Iterator[Row]:
@@ -69,7 +83,7 @@ def _text_rows(lines: Lines, column: str) -> Iterator[Row]:
 
 def _tsv_rows(lines: Lines, column: str) -> Iterator[Row]:
     header, end, _ = next(iter(lines), ("", "", ""))
-    names = header.split("\t")
+    names = header.removeprefix(MARK).split("\t")
     _check_columns(names, column)
     yield Row(None, f"{header}\t{TRANSLATION}", end)
     for line, end, error in lines:
@@ -81,7 +95,7 @@ def _tsv_rows(lines: Lines, column: str) -> Iterator[Row]:
 
 def _json_rows(lines: Lines, column: str) -> Iterator[Row]:
     for line, end, _ in lines:
-        text, error = _json_text(line, column) if line.strip() else (None, "")
+        text, error = _json_text(line.removeprefix(MARK), column) if line.strip() else (None, "")
         if text is None:
             yield Row(None, line, end, error)
         else:
@@ -109,30 +123,28 @@ def _check_columns(names: Sequence[str], column: str) -> None:
 
 
 FORMS: dict[str, tuple[Callable[[Lines, str], Iterator[Row]], Callable[[str], str]]] = {
-    "": (_text_rows, _line),
+    "": (_text_rows, str),
     ".tsv": (_tsv_rows, lambda translation: " ".join(translation.split())),
     ".jsonl": (_json_rows, lambda translation: json.dumps(translation, ensure_ascii=False)),
 }
 
 
-def row_parts(file: Any, name: str, form: str, column: str) -> Iterator[Rows]:
+def row_parts(file: IO[bytes] | BufferedIOBase, name: str, form: str, column: str) -> Iterator[Rows]:
     """Yields the rows of a file that is open in binary mode, `ROWS` at a time; raises `CorpusError`.
 
-    `file` has a buffer, `name` is for errors, `form` is a key of `FORMS`, and `column` that of a table.
+    `name` is for errors, `form` is a key of `FORMS`, and `column` that of a table.
     """
-    read, cell = FORMS[form]
-    begin = file.read(3).decode() if file.peek(3)[:3] == BOM_UTF8 else ""
+    read, written = FORMS[form]
     rows, first = read(_lines(file, name), column), 1
     while some := list(islice(rows, ROWS)):
-        some[0] = some[0]._replace(before=begin + some[0].before)
-        yield Rows(some, cell, first)
-        begin, first = "", first + len(some)
+        yield Rows(some, written, first)
+        first += len(some)
 
 
-def _lines(file: IO[bytes], name: str) -> Iterator[tuple[str, str, str]]:
+def _lines(file: IO[bytes] | BufferedIOBase, name: str) -> Iterator[tuple[str, str, str]]:
     for number, line in enumerate(bounded_lines(file, name)):
         if not number:
-            check_start(line, name)
+            check_start(line.removeprefix(BOM_UTF8), name)
         text = line.decode(errors="surrogateescape")
         plain = text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
         yield plain, text[len(plain) :], utf8_problem(line)
@@ -148,7 +160,7 @@ class Table(Rows):
         _check_columns(self.table.column_names, column)
         texts = self.table[column].to_pylist()
         rows = [Row(one) if isinstance(one, str) else Row(None, error=f"{column!r} is no text") for one in texts]
-        super().__init__(rows, str)
+        super().__init__(rows)
 
     def translated(self, translations: Mapping[str, Linked]) -> str:
         """Returns the Parquet file with a column more, its bytes as by "surrogateescape"."""

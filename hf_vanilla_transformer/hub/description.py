@@ -25,7 +25,8 @@ from ..checkpoints.loading import check_tokenizer, load_config, load_tokenizer, 
 from ..data.hub_names import without_weights
 from ..errors import CheckpointError
 
-PARTS = ("embeddings", "encoder", "decoder", "output projection")
+PARTS = ("embeddings", "encoder", "decoder", "output projection", "others")
+PROJECTION = ("lm_head", "final_logits_bias", "projection")  # names of its tensors
 SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}  # of safetensors' types; others have one byte
 NOT_DECODING = ("_from_model_config", "transformers_version")
 
@@ -56,9 +57,9 @@ class Description:
     problems: Sequence[str] = ()  # why the model or its tokenizer can't be used as they are
 
     @property
-    def total(self) -> int:
-        """Number of parameters."""
-        return sum(self.parameters.values())
+    def total(self) -> int | None:
+        """Number of parameters; None: it isn't known."""
+        return sum(self.parameters.values()) or None
 
 
 def describe(name: str) -> Description:
@@ -95,7 +96,8 @@ def parameters_by_part(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict
     for name, (_, shape) in tensors.items():
         is_embedding = ".embed" in name or "shared." in name
         stack = "embeddings" if is_embedding else name.removeprefix("model.").partition(".")[0]
-        parts[stack if stack in PARTS else "output projection"] += math.prod(shape)
+        part = "output projection" if stack in PROJECTION else "others"
+        parts[stack if stack in PARTS else part] += math.prod(shape)
     return {part: number for part, number in parts.items() if number}
 
 

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 
 from ..checkpoints.files import write_text
 from ..checkpoints.headers import read_json, tensors_in
-from ..checkpoints.kinds import CARD, CONFIG, FACTS, PYTORCH_WEIGHTS, TOKENIZER
+from ..checkpoints.kinds import CARD, CONFIG, FACTS, MODEL_TYPE, PYTORCH_WEIGHTS, TOKENIZER
 from ..data.digests import digest_of
 from ..errors import CheckpointError
 
@@ -21,21 +21,23 @@ if TYPE_CHECKING:
     from ..metrics import Score
 
 WEIGHTS = "weights"  # in the file of facts, the digests of the weights that they describe
-TAGS = ("vanilla_transformer", "attention-is-all-you-need")
+TAGS = (MODEL_TYPE, "attention-is-all-you-need")
 TRANSLATION = "translation"  # the Hub's name of the task
+USUAL = {"library_name": "transformers", "pipeline_tag": TRANSLATION}  # metadata, unless the author says otherwise
 TEXT2TEXT = "text2text-generation"  # other strings in and out; a tag, as the Hub has no such task any more
 TARGET_TOKENS = "target_tokens"  # in the Trainer's log
 POINTS_PER_CURVE = 10
 # Entries of the Trainer's log -> measurements of a curve.
 LOGGED = {
     **{one: one for one in ("step", TARGET_TOKENS, "loss")},
-    **{"eval_perplexity": "perplexity", "eval_bleu": "bleu", "eval_exact_match": "exact match"},
+    **{"eval_perplexity": "perplexity", "eval_bleu": "bleu", "eval_chrf": "chrF2", "eval_exact_match": "exact match"},
+    **{f"eval_{one}": one for one in ("bleu_multi30k", "bleu_compound_split")},
     **{"eval_wer": "WER", "eval_ser": "SER", "eval_cer": "CER"},
 }
 # Fields of `RunFacts` that only the author knows, so that they stay true when the weights change.
 OF_METADATA = ("languages", "license", "datasets", "base_model", "tags", "metadata")  # a card has them
 OF_AUTHOR = ("title", "source_language", "target_language", "limits", *OF_METADATA)
-MADE = ("datasets", "language", "library_name", "model-index", "tags")  # other metadata is kept as it is
+MADE = ("datasets", "language", "model-index", "tags")  # other metadata is kept as it is
 ORIGIN = ("base_model", "license", "license_name", "license_link")  # of the metadata, what a derived model inherits
 
 
@@ -100,7 +102,7 @@ class RunFacts:
     target_language: str | None = None
     languages: Sequence[str] = ()  # ISO 639 codes, if source and target language aren't given
     converted: bool = False  # from a model of another system
-    stock: str | None = None  # the class of transformers' own that it was exported to, "MarianMTModel"
+    stock: str | None = None  # its class, if that is one of transformers' own, "MarianMTModel"
     base_model: str | None = None  # that one's name on the Hub
     license: str | None = None  # the Hub's identifier, "apache-2.0"
     datasets: Sequence[str] = ()  # names on the Hub of the training data
@@ -198,7 +200,7 @@ def said_by_author(folder: Path) -> Fields:
 def said_in(data: Mapping[str, object]) -> Fields:
     """Returns what an author says in a card's metadata, as fields of `RunFacts` that aren't empty."""
     single = {name: data[name] for name in ("license", "base_model") if isinstance(data.get(name), str)}
-    known = {*MADE, *single, *(["pipeline_tag"] if data.get("pipeline_tag") == TRANSLATION else [])}
+    known = {*MADE, *single, *(name for name, one in USUAL.items() if data.get(name) == one)}
     lists = {
         "languages": strings(data.get("language")),
         "datasets": strings(data.get("datasets")),

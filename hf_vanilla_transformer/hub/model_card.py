@@ -11,17 +11,19 @@ from pathlib import Path, PureWindowsPath
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..checkpoints.files import check_links, write_text
-from ..checkpoints.kinds import CARD, FACTS
+from ..checkpoints.kinds import CARD, FACTS, MODEL_TYPE
 from ..errors import printable
 from .facts import (
     TAGS,
     TARGET_TOKENS,
     TRANSLATION,
+    USUAL,
     Evaluation,
     RunFacts,
     TrainingFacts,
     is_repository,
     local_name,
+    strings,
     write_facts,
 )
 
@@ -74,15 +76,17 @@ def fill_model_card(facts: RunFacts) -> ModelCard:
 
 
 def _publishable(facts: RunFacts) -> RunFacts:
-    """The facts without the folders of this machine."""
+    """The facts without the folders of this machine, and with the class of a model that isn't this package's."""
     names = [PureWindowsPath(path).name for path in facts.training_files]  # splits at both kinds of slash
     name = facts.name if is_repository(facts.name) else local_name(facts.name)
-    return replace(facts, name=name, training_files=names)
+    has_code = facts.config.get("model_type", MODEL_TYPE) == MODEL_TYPE or "auto_map" in facts.config
+    stock = facts.stock or (None if has_code else ", ".join(strings(facts.config.get("architectures"))))
+    return replace(facts, name=name, training_files=names, stock=stock)
 
 
 def _metadata(facts: RunFacts) -> ModelCardData:
     is_translation = facts.task == TRANSLATION
-    usual = {"library_name": "transformers", "pipeline_tag": TRANSLATION if is_translation else None}
+    usual = {**USUAL, **({} if is_translation else {"pipeline_tag": None})}
     known = {
         "license": facts.license,
         "language": _once([facts.source_language, facts.target_language, *facts.languages]),

@@ -14,9 +14,9 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of
 from ..checkpoints.code import other_code
 from ..checkpoints.completeness import RECIPE, TRAINER_STATE
 from ..checkpoints.files import check_links
-from ..checkpoints.headers import read_json, tensors_in
+from ..checkpoints.headers import is_own_model, read_json, tensors_in
 from ..checkpoints.kinds import ADAPTER_CONFIG, CARD, CONFIG, REPORT_FILES, SETTINGS_FILES, TOKENIZER_CONFIG
-from ..checkpoints.loading import MODEL_TYPE, load_checkpoint
+from ..checkpoints.loading import load_checkpoint
 from ..data.hub_names import HubError
 from ..errors import CheckpointError, first_line
 from .facts import CardError, is_repository, load_card, read_facts
@@ -117,13 +117,8 @@ def publish(
         PublishError: There is no token, the user may not write there, or it is public already.
         ConnectionError: The Hub can't be reached, or fails.
     """
-    if token is None:
-        check_token()
-    api = HfApi(token=token)
+    api = create_repository(repo, private=private, token=token)
     with hub_errors(repo):
-        api.create_repo(repo, private=private, exist_ok=True)
-        if private:
-            check_private(api, repo)
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo, branch=revision, exist_ok=True)
         info = api.model_info(repo, revision=revision)
@@ -137,12 +132,18 @@ def publish(
     return Published(str(done.commit_url), removed, bool(info.private))
 
 
-def check_private(api: HfApi, repo: str) -> None:
-    """Raises `PublishError` if a repository is public."""
-    if not api.model_info(repo).private:
-        raise PublishError(
-            f"{repo} exists and is public; make it private in its settings on the Hub, or give another name"
-        )
+def create_repository(repo: str, *, private: bool = False, token: str | None = None) -> HfApi:
+    """Creates a repository if there is none, and returns the Hub's client; errors are those of `publish`."""
+    if token is None:
+        check_token()
+    api = HfApi(token=token)
+    with hub_errors(repo):
+        api.create_repo(repo, private=private, exist_ok=True)
+        if private and not api.model_info(repo).private:
+            raise PublishError(
+                f"{repo} exists and is public; make it private in its settings on the Hub, or give another name"
+            )
+    return api
 
 
 @contextmanager
@@ -173,7 +174,7 @@ def _check_model(folder: Path, sent: Container[str]) -> None:
     """Checks that a folder's model can be loaded from the files that are sent, with this package and without it."""
     try:
         tensors_in(folder)
-        if is_own := read_json(folder / CONFIG).get("model_type") == MODEL_TYPE:
+        if is_own := is_own_model(folder):
             load_checkpoint(folder, local_files_only=True)
     except (CheckpointError, ValueError) as error:
         raise PublishError(f"{first_line(error)}; only a model that can be loaded is published") from error

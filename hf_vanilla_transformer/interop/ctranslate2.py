@@ -169,11 +169,12 @@ class VanillaTransformerLoader(ModelLoader):
             raise ConversionError(
                 f"CTranslate2 has no activation_function {config.activation_function!r}; it has {known}"
             )
-        if config.head_dim != config.value_head_dim:
-            raise ConversionError(
-                f"CTranslate2 has one width for queries, keys and values; here it is {config.head_dim} and "
-                f"{config.value_head_dim}"
-            )
+        for heads in (config.encoder_attention_heads, config.decoder_attention_heads):
+            width, of_values = (size or config.d_model // heads for size in (config.head_dim, config.value_head_dim))
+            if width != of_values:
+                raise ConversionError(
+                    f"CTranslate2 has one width for queries, keys and values; here it is {width} and {of_values}"
+                )
         encoder = transformer_spec.TransformerEncoderSpec(
             config.encoder_layers, config.encoder_attention_heads, **_options(config, config.encoder_attention_heads)
         )

@@ -50,8 +50,8 @@ WANTED: dict[str, tuple[object, ...]] = {
 }
 # Options that have to be off.
 UNWANTED = (
-    *("parallel_residual", "shared_layer_norm", "ffn_layernorm", "num_experts", "query_norm", "key_norm"),
-    *("head_dim", "relative_positions_buckets", "sliding_window", "rope_config", "position_shift"),
+    *("parallel_residual", "shared_layer_norm", "ffn_layernorm", "num_experts", "query_norm", "key_norm", "value_norm"),
+    *("attn_scaling", "head_dim", "relative_positions_buckets", "sliding_window", "rope_config", "position_shift"),
 )
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from ..checkpoints.files import check_links, check_new_folder, new_folder
-from ..checkpoints.headers import read_json
+from ..checkpoints.headers import is_own_model, read_json
 from ..checkpoints.kinds import CONFIG
-from ..checkpoints.loading import MODEL_TYPE
 from ..errors import first_line, install
 from ..hub.facts import RunFacts, inherited, local_name, read_facts, said_by_author, with_what_was_said
 from ..hub.model_card import save_card
@@ -83,7 +82,7 @@ def facts_about(
 ) -> tuple[RunFacts, str | None]:
     """Returns what is known about a model that comes from a folder or a name on the Hub, and a note as `read_facts`."""
     folder = Path(source) if source is not None and Path(source).is_dir() else None
-    if folder is not None and read_json(folder / CONFIG).get("model_type") == MODEL_TYPE:
+    if folder is not None and is_own_model(folder):
         return read_facts(folder)
     said = inherited(str(source or "")) if folder is None else said_by_author(folder)
     facts = RunFacts("", config=model.config.to_dict(), parameters=model.num_parameters(), converted=True)

@@ -43,7 +43,11 @@ ACTIVATIONS = {
 }
 # Settings of other models that have the same tensors; of another task, a decoder may start from another token.
 WANTED = {"task": ("translation",), "activation_fn": tuple(ACTIVATIONS)}
-UNWANTED = ("cross_self_attention", "no_token_positional_embeddings")
+UNWANTED = (
+    *("cross_self_attention", "no_token_positional_embeddings"),
+    "quant_noise_scalar",  # it computes in 8 bits, in evaluation too
+    *("encoder_xformers_att_config", "decoder_xformers_att_config"),
+)
 # fairseq-generate: a beam of 5, no padding, no empty translation, and at most 200 tokens before </s>.
 LONGEST = 200
 DECODING = {

@@ -48,7 +48,6 @@ SPECIAL = {"unk": (0, "<unk>"), "pad": (1, "<pad>"), "bos": (2, "<s>"), "eos": (
 Special = Mapping[str, tuple[int, str]]  # name -> id and token
 # Settings of the texts of one side that change them before they are segmented.
 CHANGES = ("lowercase", "normalize")
-NUMBERS = {"alpha", "beam_alpha", "beam_size", "max_output_length", "min_output_length"}  # of the section testing
 OTHER_SETTINGS = ("repetition_penalty", "no_repeat_ngram_size")
 LEVELS = ("word", "char")  # of tokenizers without pieces of words
 
@@ -71,8 +70,6 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
         name: (symbols.get(f"{name}_id", number), symbols.get(f"{name}_token", token))
         for name, (number, token) in SPECIAL.items()
     }
-    if wrong := [f"{name}_id: {number!r}" for name, (number, _) in special.items() if type(number) is not int]:
-        raise ConversionError(f"data.special_symbols of config.yaml has {wrong[0]}; give an integer")
     if prompts := [f"{name}: {symbols[name]}" for name in ("sep_token", "lang_tags") if symbols.get(name)]:
         raise ConversionError(
             f"data.special_symbols of config.yaml has {prompts[0]}: the model reads prompts, and adds embeddings that "
@@ -188,11 +185,6 @@ def _fields(model: Settings) -> dict[str, object]:
 
 
 def _decoding(testing: Settings, special: Special) -> dict[str, object]:
-    for name in NUMBERS & testing.keys():
-        wanted = (int, float) if name.endswith("alpha") else (int,)
-        if type(testing[name]) not in wanted:
-            kind = "a number" if float in wanted else "an integer"
-            raise ConversionError(f"testing.{name} of config.yaml is {testing[name]!r}; give {kind}")
     alpha = testing.get("alpha", testing.get("beam_alpha", -1))  # its name was alpha before version 2
     longest = testing.get("max_output_length", -1)
     unwanted = ["bos", "pad"] if testing.get("generate_unk", True) else ["bos", "pad", "unk"]

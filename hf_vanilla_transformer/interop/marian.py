@@ -23,7 +23,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
 from ..checkpoints.headers import read_json
-from ..checkpoints.kinds import CONFIG, SPMS, TOKENIZER, TOKENIZER_CONFIG, VOCABULARIES
+from ..checkpoints.kinds import CONFIG, SPMS, TOKENIZER, TOKENIZER_CONFIG, VOCABULARIES, check_kind
 from ..checkpoints.loading import check_tokenizer, load_model, load_tokenizer, tokenizer_fingerprint, without_advice
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import first_line
@@ -180,6 +180,7 @@ def _load(
 ) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase | None]:
     """Makes model and tokenizer of the files in a folder; `source` is what the user calls it."""
     try:
+        check_kind(folder)
         system = read_json(folder / CONFIG).get("model_type")
         if system not in FIXED_FIELDS:
             is_own = system == VanillaTransformerConfig.model_type

@@ -36,6 +36,8 @@ NEEDED = (
     "encoder_attention_heads", "decoder_attention_heads", "norm_position", "layer_norm_eps", "activation_function",
     "scale_embedding", "pad_token_id", "eos_token_id", "decoder_start_token_id",
 )  # fmt: skip
+# What jadore801120/attention-is-all-you-need-pytorch has, whose last norms by name are the embeddings'.
+NORM_OF_EMBEDDINGS = {"encoder.layer_norm.weight", "encoder.layer_stack.0.slf_attn.w_qs.weight"}
 # Where frameworks put the state dict in what they save.
 PLACES = ("state_dict", "model_state_dict", "model_state", "model")
 
@@ -45,8 +47,13 @@ def load(source: str | Path, options: ConversionOptions) -> Converted:
     if options.mapping is None:
         known = ", ".join(shipped_mappings())
         raise ConversionError(f"give --mapping, a YAML file with the layout of {source} or one of {known}")
-    layout = read_mapping(options.mapping)
-    model = from_tensors(_tensors(Path(source)), layout)
+    layout, tensors = read_mapping(options.mapping), _tensors(Path(source))
+    if tensors.keys() >= NORM_OF_EMBEDDINGS:
+        raise ConversionError(
+            f"{source} is a model of jadore801120/attention-is-all-you-need-pytorch: encoder.layer_norm and "
+            "decoder.layer_norm come before its layers, behind the embeddings, and this model has none there"
+        )
+    model = from_tensors(tensors, layout)
     return Converted(model, notes=tuple(_norm_note(layout, model.config.layer_norm_eps)))
 
 

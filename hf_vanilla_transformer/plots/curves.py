@@ -14,9 +14,13 @@ CURVES = {
     "loss": ("training loss", "nats per token"),
     "eval_perplexity": ("validation perplexity", "perplexity per token"),
     "eval_bleu": ("validation BLEU", "BLEU"),
+    "eval_bleu_multi30k": ("validation bleu_multi30k", "BLEU"),
+    "eval_bleu_compound_split": ("validation bleu_compound_split", "BLEU"),
+    "eval_chrf": ("validation chrF", "chrF2"),
     "eval_exact_match": ("validation exact match", "% of outputs"),
     "eval_wer": ("validation WER", "% of outputs with an error"),
     "eval_ser": ("validation SER", "errors per 100 symbols"),
+    "eval_cer": ("validation CER", "errors per 100 characters"),
 }
 # Okabe and Ito (2008): distinct with any kind of colour vision; lines differ in colour and in dashes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -31,7 +35,7 @@ def plot_training(runs: Mapping[str, Sequence[Mapping[str, float]]], title: str 
     shown = [key for key in CURVES if any(key in entry for log in runs.values() for entry in log)]
     if not shown:
         raise ValueError("no log has a loss, a perplexity or a BLEU score; give `trainer.state.log_history` of runs")
-    figure = Figure(figsize=(10 if len(shown) > 1 else 6, 3.5 + 0.15 * len(runs)))
+    figure = Figure(figsize=(6 if len(shown) == 1 else max(10, 3 * len(shown)), 3.5 + 0.15 * len(runs)))
     for panel, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         panel.set(title=CURVES[key][0], xlabel="updates", ylabel=CURVES[key][1])
         panel.grid(alpha=0.3)

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from ..errors import install, named
 from ..translation.division import base_language
 
-LONG = 40  # letters; shorter texts of a list are in the language of the complete list, as with LibreTranslate
+ROUNDS = 3  # more change next to nothing
 
 Guess = dict[str, str | float]  # "language", and "confidence" in per cent
 
@@ -31,10 +33,21 @@ class Detector:
             raise ValueError(f"languages aren't detected here: py3langid doesn't know {named(self._unknown)}")
         if not any(map(str.isalpha, text)):
             raise ValueError("no language can be detected without letters; give the source's code, see /languages")
-        ranked = self._identifier.rank(text)
-        return [{"confidence": round(100 * one, 1), "language": self._codes[base]} for base, one in ranked]
+        return [self._guess(base, share) for base, share in self._identifier.rank(text)]
 
     def each(self, texts: Sequence[str]) -> list[Guess]:
-        """Returns the language of each text of a list."""
-        of_all = self.rank("\n".join(texts))[0]
-        return [self.rank(text)[0] if sum(map(str.isalpha, text)) > LONG else of_all for text in texts]
+        """Returns the language of each text of a list; where a text may be in several, the list's most frequent one."""
+        self.rank("\n".join(texts))  # its errors
+        bases = sorted(self._codes)
+        ranked = (dict(self._identifier.rank(text)) for text in texts)
+        own = np.array([[one[base] for base in bases] for one in ranked])
+        shares = np.ones(len(bases))
+        for _ in range(ROUNDS):  # of the EM algorithm for a mixture's shares
+            likely = own * shares
+            likely /= likely.sum(axis=1, keepdims=True)
+            shares = likely.sum(axis=0)
+        chosen = (own * shares).argmax(axis=1)
+        return [self._guess(bases[place], one[place]) for one, place in zip(own, chosen, strict=True)]
+
+    def _guess(self, base: str, share: float) -> Guess:
+        return {"confidence": round(100 * float(share), 1), "language": self._codes[base]}

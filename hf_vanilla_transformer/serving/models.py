@@ -3,12 +3,11 @@
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from pathlib import Path
 
+from ..documents.document import languages as spoken
+from ..documents.document import said_languages
 from ..documents.links import Linked, linked_rows
-from ..hub.facts import said_by_author
-from ..translation.ctranslate2_folder import pair_of
-from ..translation.division import sentence_rules
+from ..translation.division import base_language, sentence_rules
 from ..translation.languages import known_languages, target_codes
 from ..translation.reading import Piece, pieces_of
 from ..translation.translator import Translator
@@ -29,14 +28,8 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def languages_of(name: str) -> tuple[str, str]:
-    """Returns the languages that an Argos package names, or the facts beside a model, `model_card.json`.
-
-    `LanguagesError`: they don't say which is the source and which the target; `CardError`: they can't be read.
-    """
-    if known := pair_of(name):
-        return known
-    said = said_by_author(Path(name))
-    source, target = said.get("source_language"), said.get("target_language")
+    """Returns what a model says that it translates; `LanguagesError`: nothing; `CardError`: its card can't be read."""
+    source, target = said_languages(name)
     if not (source and target):
         raise LanguagesError(f"{name} doesn't say what it translates; give --languages, such as en-de")
     return source, target
@@ -51,7 +44,7 @@ def batcher_of(
 ) -> Batcher:
     """Returns a model with its queue; the thread is the one that loaded it.
 
-    A pair with a language that a model of several doesn't have raises `LanguagesError`.
+    A pair that the model doesn't translate, by its languages or its card, raises `LanguagesError`.
     """
     tokenizer = translator.tokenizer
     limit = translator.source_limit()
@@ -62,7 +55,10 @@ def batcher_of(
             return {"src_lang": source, "tgt_lang": target}
         return {"tgt_lang": target} if target_codes(tokenizer) else {}
 
+    said = spoken(translator, {})
     for source, target in pairs:
+        if not has_languages and (base_language(target), base_language(source)) == said:
+            raise LanguagesError(f"{source}-{target}: the model says that it translates {'-'.join(said)}")
         try:
             translator.check(**languages(source, target))
         except ValueError as error:

@@ -25,6 +25,15 @@ def _option(default: Default, help: str) -> Default:
     return field(default=default, metadata={"help": help})
 
 
+def _divided(entry: str) -> tuple[str, float | None]:
+    """Divides NAME=WEIGHT."""
+    name, _, weight = entry.rpartition("=")
+    try:
+        return (name, float(weight)) if name else (entry, None)
+    except ValueError:
+        return entry, None
+
+
 @dataclass
 class DataArguments:
     """The corpora, and the selection of their pairs."""
@@ -60,7 +69,7 @@ class DataArguments:
     def __post_init__(self) -> None:
         weights: list[float | None] = []
         for option in ("train_source", "train_data"):
-            divided = [self._divided(entry) for entry in getattr(self, option)]
+            divided = [_divided(entry) for entry in getattr(self, option)]
             setattr(self, option, [name for name, _ in divided])
             weights += [weight for _, weight in divided]
         if any(weight is not None for weight in weights):
@@ -70,19 +79,6 @@ class DataArguments:
             if source and not target and all(map(is_table, source)):  # both sides are there
                 setattr(self, f"{part}_source", [])
                 setattr(self, f"{part}_data", [*source, *data])
-
-    def _divided(self, entry: str) -> tuple[str, float | None]:
-        """Divides NAME=WEIGHT; a file may have such a name."""
-        name, _, weight = entry.rpartition("=")
-        try:
-            number = float(weight)
-        except ValueError:
-            return entry, None
-        if not Path(self._path(entry)).exists():
-            return (name, number) if name else (entry, None)
-        if name and Path(self._path(name)).exists():
-            raise RecipeError(f"{entry} is a file, and may be {name} with its weight, too; rename one of the two files")
-        return entry, None
 
     def corpus(self, part: str) -> Corpus:
         """Returns the corpus of "train", "validation" or "test"; it is false if no source is given."""
@@ -243,7 +239,6 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     max_nonfinite_updates: int = _option(
         3, "Stop after this many updates in a row whose loss is NaN or infinite; 0: never."
     )
-    hub_strategy: str = _option("end", "A model is pushed once, when it is complete.")
     average_last: int = _option(0, "Number of last checkpoints to average at the end (6.1); 0: none.")
     num_samples: int = _option(3, "Translations of the validation set to show at each evaluation.")
     task: str | None = _option(

@@ -1,4 +1,4 @@
-"""The end of a run: averaging checkpoints, scoring the validation and test sets, the model card, the Hub."""
+"""The end of a run: averaging checkpoints, scoring the validation and test sets, the model card."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,6 @@ from ..data.formats import Corpus, is_table
 from ..engine import attach_if_supported
 from ..hub.facts import Evaluation, RunFacts, Sample, inherited, local_name, said_by_author, with_what_was_said
 from ..hub.model_card import save_card
-from ..hub.upload import prepare, publish
 from ..translation.evaluation import evaluate
 from .arguments import DataArguments
 from .evaluation import TranslationMetrics
@@ -34,13 +33,13 @@ def finish_run(
     corpora: Mapping[str, Corpus],
     say: Callable[[str], object],
     trust_remote_code: bool = False,
-) -> None:
-    """Averages the last checkpoints if asked to, scores the resulting model, writes its card and pushes it to the Hub.
+) -> Path:
+    """Averages the last checkpoints if asked to, scores the model and writes its card; returns its folder.
 
     Of the corpora, "validation" and "test" are scored unless they are empty.
     """
     args, run = trainer.args, Path(trainer.args.output_dir or "")
-    averaged = _checkpoints_to_average(run, args.average_last, say)
+    averaged = _checkpoints_to_average(run, args.average_last, say, to_resume=not args.save_only_model)
     folder = run / f"averaged-{len(averaged)}" if averaged else run
     # Averaging replaces the folder.
     said = inherited(trainer.model.name_or_path) | said_by_author(run) | said_by_author(folder)
@@ -69,7 +68,7 @@ def finish_run(
     on_hub = [name for name in data.train_data if is_on_hub(name)]
     facts = replace(
         facts,
-        name=facts.name if args.hub_model_id or args.push_to_hub else local_name(folder),
+        name=args.hub_model_id or local_name(folder),
         recipe=replace(facts.recipe, averaged_checkpoints=len(averaged) or None),
         samples=samples,
         training_files=list(dict.fromkeys(one for one in files if one not in on_hub)),
@@ -77,16 +76,15 @@ def finish_run(
         evaluations=evaluations,
     )
     save_card(folder, with_what_was_said(facts, said))
-    if args.push_to_hub:
-        repo = str(trainer.hub_model_id)
-        private, revision = bool(args.hub_private_repo), args.hub_revision
-        done = publish(prepare(folder, repo), repo, private=private, revision=revision, token=args.hub_token)
-        say(f"Pushed to the Hub: {done.url}")
+    return folder
 
 
-def _checkpoints_to_average(run: Path, last: int, say: Callable[[str], object]) -> list[Path]:
-    """Returns the last complete checkpoints of a run, oldest first, at most `last`."""
-    newest = list(islice(complete_checkpoints(run, to_resume=False), last))
+def _checkpoints_to_average(run: Path, last: int, say: Callable[[str], object], *, to_resume: bool) -> list[Path]:
+    """Returns the last complete checkpoints of a run, oldest first, at most `last`.
+
+    One that the run couldn't resume from may be of an earlier start, so `to_resume` leaves it out.
+    """
+    newest = list(islice(complete_checkpoints(run, to_resume=to_resume), last))
     if 0 < len(newest) < last:  # the run was stopped early
         complete = f"{len(newest)} complete checkpoint{'s' if newest[1:] else ''}"
         say(f"The run has {complete}, not {last}: all of them are averaged")

@@ -14,6 +14,7 @@ from transformers.integrations import get_available_reporting_integrations
 
 from ..data.symbols import check_kinds
 from ..errors import install
+from ..hub.facts import is_repository
 from ..metrics import MEASURES
 from .supported import SUPPORTED
 
@@ -27,6 +28,10 @@ TIED = {  # which matrices are one
 PARTS = ("train", "validation", "test")  # of the data
 LOSSES = ("loss", "perplexity")  # criteria that need no translations
 WITHOUT_ARGUMENTS = ("adamw_torch", "adamw_torch_fused", "adafactor")  # optimizers that ignore optim_args
+SIZE_WITHOUT_EFFECT = (
+    "per_device_train_batch_size has no effect on batches by tokens; set per_device_train_batch_tokens to 0 for "
+    "batches of equally many sentences, or leave it out"
+)
 OF_ANY_MODEL = {"preset", "tokenizer_name_or_path", "model_name_or_path", "embeddings"}  # checked or documented
 # A saved tokenizer has its own.
 OF_NEW_TOKENIZERS = {"tokenizer", "vocab_size", "min_frequency", "merge_punctuation", "source_normalization"}
@@ -72,8 +77,6 @@ def check_training(args: Any) -> None:
         f"max_steps is {args.max_steps}; give num_train_epochs, or max_steps of 0 or more":
             args.max_steps < 0 and not args.num_train_epochs,
         f"task is {args.task!r}; give one of {', '.join(TASKS)}": args.task not in (None, *TASKS),
-        f"hub_strategy is {args.hub_strategy}, but only the final model is pushed; leave it out":
-            args.hub_strategy != "end",
         "packed batches are bounded by tokens; give per_device_train_batch_tokens":
             args.packed and not args.per_device_train_batch_tokens,
         "packed batches aren't sorted by length; leave length_tolerance or packed out":
@@ -158,8 +161,7 @@ def _check_together(given: Mapping[str, object], data: Any, args: Any) -> None:
             not all(0 < weight < math.inf for weight in data.train_weights),
         "feature_columns are columns of tables; give tables, or write features behind tabs":
             data.feature_columns and any(getattr(data, f"{part}_source") for part in PARTS),
-        "per_device_train_batch_size has no effect on batches by tokens; set per_device_train_batch_tokens to 0 for "
-        "batches of equally many sentences, or leave it out": by_tokens and "per_device_train_batch_size" in given,
+        SIZE_WITHOUT_EFFECT: by_tokens and "per_device_train_batch_size" in given,
         "lr_scheduler_type reduce_lr_on_plateau and greedy aren't supported by `train`; choose another":
             args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"),
         "lr_scheduler_type constant has no warm-up; set warmup_steps to null, or choose constant_with_warmup":
@@ -179,6 +181,8 @@ def _check_together(given: Mapping[str, object], data: Any, args: Any) -> None:
             args.load_best_model_at_end and last > 0,
         f"average_last is {last}, but save_total_limit keeps {kept} checkpoints; keep at least {last}": kept < last,
         f"average_last is {last}, but save_strategy no saves no checkpoints": last > 0 and args.save_strategy == "no",
+        f"hub_model_id is {args.hub_model_id!r}; give the repository to push to, user/name":
+            (args.push_to_hub or args.hub_model_id) and not is_repository(args.hub_model_id or ""),
         "nothing would be computed in float16 on a CPU; use bf16": args.fp16 and args.device.type == "cpu",
         f"report_to is {', '.join(missing)}, which isn't available; {install('train')} for tensorboard, or choose "
         f"from: {', '.join(available)}": missing,

@@ -9,17 +9,14 @@ from pathlib import Path
 import datasets
 import psutil
 import torch
-from torch import Tensor, nn
-from torch.utils.benchmark import Timer
+from torch import Tensor
 from transformers import DefaultFlowCallback, EvalPrediction
 
-from ..data.corpora import lengths_of
 from ..data.formats import Corpus
 from ..data.hub_names import check_model_on_hub
 from ..data.vectors import read_vectors
 from ..errors import first_line
 from ..hub.facts import TARGET_TOKENS
-from ..hub.upload import check_token
 from ..metrics import corpus_bleu
 from .arguments import Arguments
 from .options import PARTS, RecipeError, refuse
@@ -45,8 +42,6 @@ def check_inputs(arguments: Arguments, *, resume: bool, dry_run: bool) -> dict[s
     for name in (model.model_name_or_path, model.tokenizer_name_or_path):
         if name and not Path(name).is_dir():
             check_model_on_hub(name)
-    if args.push_to_hub and args.process_index == 0:
-        check_token()
     if not model.model_name_or_path:
         config = model.config(model.vocab_size)  # the tokenizer's vocabulary may be smaller
         if model.embeddings and not resume:  # a checkpoint has them
@@ -135,29 +130,8 @@ def measured(trainer: VanillaTransformerTrainer) -> Iterator[str]:
     yield f"Memory of the process after {args.max_steps} updates: {_bytes(psutil.Process().memory_info().rss)}"
     if args.device.type == "cuda":
         yield f"Peak memory of the GPU: {_bytes(torch.cuda.max_memory_allocated(args.device))}"
-        if not is_stream:
-            share = update_flops(trainer) / seconds / (peak := peak_flops(args.device, args.bf16))
-            yield f"Utilisation of the GPU (MFU): {share:.1%} of the {peak / 1e12:,.0f} TFLOP/s of products of matrices"
     yield f"Time of an update: {seconds:.3f} s, the mean of {len(others)} after the first, which took {first:.3f} s"
     yield f"Time of all {updates:,} updates: about {seconds * updates / 60:,.1f} minutes, without evaluations"
-
-
-def update_flops(trainer: VanillaTransformerTrainer) -> float:
-    """Returns a mean update's operations in this process; attention's products, a few per cent, are left out."""
-    source, target = (lengths_of(trainer.train_dataset, name).sum() for name in ("input_ids", "labels"))
-    per_token = 0.0  # of the target
-    for name, module in trainer.model.named_modules():
-        if isinstance(module, nn.Linear):
-            reads_source = ".encoder." in name or name.endswith(("encoder_attn.k_proj", "encoder_attn.v_proj"))
-            per_token += 6 * module.weight.numel() * (source / target if reads_source else 1)
-    passes = 2 if trainer.args.rdrop_alpha else 1
-    return passes * per_token * trainer.target_tokens / trainer.state.global_step / trainer.args.world_size
-
-
-def peak_flops(device: torch.device, in_bfloat16: bool, side: int = 8192) -> float:
-    """Returns the operations per second that a product of large square matrices reaches on a device."""
-    a = torch.randn(side, side, device=device, dtype=torch.bfloat16 if in_bfloat16 else torch.float32)
-    return 2 * side**3 / min(Timer("a @ a", globals={"a": a}).timeit(5).mean for _ in range(3))
 
 
 def _pairs_as_text(trainer: VanillaTransformerTrainer) -> Iterator[str]:

@@ -51,13 +51,14 @@ class _SummedLoss(torch.autograd.Function):
         exact, rows = torch.promote_types(logits.dtype, torch.float32), max(LOGITS_PER_CHUNK // logits.shape[-1], 1)
         total = torch.zeros((), dtype=exact, device=logits.device)
         ctx.gradient = torch.empty_like(logits)
-        (first, second), (of_first, of_second) = logits.chunk(2), ctx.gradient.chunk(2)
-        with torch.autocast(logits.device.type, enabled=False):
+        (first, second), (of_first, of_second) = logits.detach().chunk(2), ctx.gradient.chunk(2)
+        with torch.autocast(logits.device.type, enabled=False), torch.enable_grad():
             for start in range(0, len(labels), rows):
                 own = slice(start, start + rows)
-                halves = first[own].to(exact), second[own].to(exact)
-                part, of_first[own], of_second[own] = _chunk(*halves, labels[own, None], eps, alpha / 2)
-                total += part
+                one, other = (half[own].to(exact, copy=True).requires_grad_() for half in (first, second))
+                part = _chunk(one, other, labels[own, None], eps, alpha / 2)
+                of_first[own], of_second[own] = torch.autograd.grad(part, (one, other))
+                total += part.detach()
         return total
 
     @staticmethod
@@ -66,25 +67,13 @@ class _SummedLoss(torch.autograd.Function):
         return ctx.gradient * grad_output, None, None, None
 
 
-def _chunk(first: Tensor, second: Tensor, labels: Tensor, eps: float, weight: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the summed loss of n targets, and its gradients by the logits, (n, V) each; labels are (n, 1)."""
+def _chunk(first: Tensor, second: Tensor, labels: Tensor, eps: float, weight: float) -> Tensor:
+    """Returns the summed loss of n targets, of logits, (n, V) each, and labels, (n, 1)."""
     log_p, log_q = F.log_softmax(first, dim=-1), F.log_softmax(second, dim=-1)
-    loss = torch.zeros((), dtype=first.dtype, device=first.device)
-    for log in (log_p, log_q):
-        loss -= (1 - eps) * log.gather(1, labels).sum() + eps * log.mean(dim=-1).sum()
-    difference = log_p - log_q
-    p, q = log_p.exp_(), log_q.exp_()
-    p_difference, q_difference = p * difference, difference.neg_().mul_(q)
-    p_to_q, q_to_p = p_difference.sum(-1, keepdim=True), q_difference.sum(-1, keepdim=True)
-    loss += weight * p_to_q.sum() + weight * q_to_p.sum()
-    # With the smoothed targets t, the gradients are p (log p - log q - KL(p || q)) of KL(p || q), p - q of KL(q || p),
-    # and p - t of CE(p).
-    of_first = p_difference.mul_(weight).addcmul_(p, 1 + weight - weight * p_to_q).sub_(q, alpha=weight)
-    of_second = q_difference.mul_(weight).addcmul_(q, 1 + weight - weight * q_to_p).sub_(p, alpha=weight)
-    for gradient in (of_first, of_second):
-        gradient.sub_(eps / gradient.shape[1])
-        gradient.scatter_add_(1, labels, gradient.new_full(labels.shape, eps - 1))
-    return loss, of_first, of_second
+    both = log_p + log_q
+    cross_entropies = -(1 - eps) * both.gather(1, labels).sum() - eps * both.mean(dim=-1).sum()
+    divergences = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum()  # KL(p || q) + KL(q || p)
+    return cross_entropies + weight * divergences
 
 
 @contextmanager

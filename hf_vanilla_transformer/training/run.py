@@ -36,6 +36,7 @@ from ..data.symbols import reads_features, shown, train_tokenizer, unknown_ids, 
 from ..data.vectors import use_vectors
 from ..engine.memory import keep_freed_memory
 from ..errors import first_line
+from ..hub.upload import create_repository, prepare, publish
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import Arguments
 from .callbacks import Console
@@ -86,14 +87,16 @@ class Run:
         self.corpora: dict[str, Corpus] = {}  # of each part, once it is checked
         self.cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
         self.mixture: str | None = None  # of corpora with weights, in words
-        if dry_run:
-            self.args.push_to_hub = False
+        self.pushes = bool(self.args.push_to_hub) and not dry_run
+        self.args.push_to_hub = False  # of the Trainer, which has no part in it
 
     def check(self) -> None:
         """Checks what can be checked before any data is read."""
         self.corpora = check_inputs(self.arguments, resume=self.resume, dry_run=self.dry_run)
         if self.main and not self.dry_run:
             check_folder(self.arguments, resume=self.resume)
+        if self.main and self.pushes:  # what would fail at the end fails now
+            create_repository(str(self.args.hub_model_id), private=bool(self.args.hub_private_repo))
 
     def run(self) -> VanillaTransformerTrainer:
         """Prepares, trains and finishes as the only process in the output folder, or makes a dry run.
@@ -165,7 +168,11 @@ class Run:
             if self.mixture:  # a pair that is repeated is one
                 pairs = None if self.data.streaming else self.cleaning.kept
                 facts = replace(facts, training_pairs=pairs, recipe=replace(facts.recipe, mixture=self.mixture))
-            finish_run(trainer, facts, self.data, self.corpora, self.say, self.trust_remote_code)
+            folder = finish_run(trainer, facts, self.data, self.corpora, self.say, self.trust_remote_code)
+            if self.pushes:
+                repo, private = str(self.args.hub_model_id), bool(self.args.hub_private_repo)
+                done = publish(prepare(folder, repo), repo, private=private, revision=self.args.hub_revision)
+                self.say(f"Pushed to the Hub: {done.url}")
         except (ValueError, OSError) as error:  # of the checkpoints or the data; a full disk, no connection to the Hub
             fix = "fix it, and give --resume to repeat what follows training"
             raise FinishError(f"the model is trained, but {first_line(error)}; {fix}") from error
@@ -223,7 +230,7 @@ class Run:
     ) -> Dataset | IterableDataset:
         """Tokenizes the training data, mixes corpora by their weights if they have any, and notes how."""
         weights, seed = self.data.train_weights, self.args.seed_of_data
-        shares = [f"{weight / sum(weights):.1%} of the pairs" for weight in weights]
+        shares = [f"{weight / sum(weights):.1%} of pairs read" for weight in weights]
         if self.data.streaming:  # mixed first: threads read the parts, and a tokenizer is for one
             train = tokenize(mixed(parts, weights, seed), tokenizer, self.cleaning)
         else:
@@ -288,8 +295,7 @@ class Run:
             fields = self.model.regularization()
             # Half precision is too coarse for updates; bf16 and fp16 train in mixed precision.
             model = load_model(name, dtype=torch.float32, trust_remote_code=self.trust_remote_code, fields=fields)
-            if self.model.tokenizer_name_or_path is None:
-                check_tokenizer(tokenizer, model.config, name)
+            check_tokenizer(tokenizer, model.config, name)
             is_ours = model.config.model_type == VanillaTransformerConfig.model_type
             if self.model.gnmt_length_penalty is not None and not is_ours:
                 raise RecipeError(f"gnmt_length_penalty has no effect on a {type(model).__name__}; leave it out")

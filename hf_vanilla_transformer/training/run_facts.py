@@ -6,41 +6,37 @@ from dataclasses import replace
 import datasets
 import torch
 import transformers
-from transformers import PreTrainedModel, Seq2SeqTrainer
+from transformers import PreTrainedModel
 
 from ..data.symbols import symbol_splitter
-from ..hub.facts import TEXT2TEXT, TRANSLATION, Evaluation, RunFacts, Sample, TrainingFacts, curve_of, local_name
+from ..hub.facts import TEXT2TEXT, TRANSLATION, RunFacts, TrainingFacts, curve_of
 from .arguments import VanillaTransformerTrainingArguments
 from .schedule import peak_learning_rate
+from .trainer import VanillaTransformerTrainer
 
 
-def run_facts(trainer: Seq2SeqTrainer, seconds: float | None = None) -> RunFacts:
-    """Returns a trainer's facts for the model's card; `seconds` is the duration of the training."""
-    args, model = trainer.args, trainer.model
-    recipe = recipe_of(args, model, args.world_size)
-    if trainer.has_own_optimizer:
-        recipe = replace(recipe, optimizer=None, schedule=None, learning_rate=None)
-    step, last = _update_of_weights(trainer), trainer.state.global_step
-    scores, samples = trainer.validations.get(step, ({}, []))
+def run_facts(trainer: VanillaTransformerTrainer, seconds: float | None = None) -> RunFacts:
+    """Returns the facts of a training for the model's card but for its name; `seconds` is the training's duration."""
+    args, model, state = trainer.args, trainer.model, trainer.state
+    is_best = args.load_best_model_at_end and state.best_model_checkpoint
+    best = state.best_global_step if is_best else None
     task = args.task or ("text2text" if symbol_splitter(trainer.processing_class) else "translation")
     return RunFacts(
-        name=trainer.hub_model_id or args.hub_model_id or local_name(args.output_dir or "model"),
+        name="",
         task=TEXT2TEXT if task == "text2text" else TRANSLATION,
         config=model.config.to_dict(),
         parameters=model.num_parameters(),
         training_pairs=len(trainer.train_dataset) if isinstance(trainer.train_dataset, datasets.Dataset) else None,
         recipe=replace(
-            recipe,
-            steps=last,
-            best_step=None if step == last else step,
+            recipe_of(args, model, args.world_size),
+            steps=state.global_step,
+            best_step=None if best == state.global_step else best,
             target_tokens=trainer.target_tokens or None,
             hardware=_hardware(args),
             seconds=seconds,
             software=f"torch {torch.__version__}, transformers {transformers.__version__}",
         ),
-        curve=curve_of(trainer.state.log_history),
-        evaluations=[Evaluation(dataset="validation set", scores=list(scores.values()))] if scores else [],
-        samples=[Sample(*sample) for sample in samples],
+        curve=curve_of(state.log_history),
     )
 
 
@@ -70,13 +66,6 @@ def _optimizer(args: VanillaTransformerTrainingArguments) -> str:
     adam = f"Adam, beta {args.adam_beta1} and {args.adam_beta2}, epsilon {args.adam_epsilon}"
     decay = f", weight decay {args.weight_decay}" if args.weight_decay else ""
     return (adam if args.optimizer.startswith("adamw_torch") else args.optimizer) + decay
-
-
-def _update_of_weights(trainer: Seq2SeqTrainer) -> int:
-    """Returns after which update the model had the weights that it has now: the last one, or the best one's."""
-    state = trainer.state
-    is_best = trainer.args.load_best_model_at_end and state.best_model_checkpoint and not trainer.is_in_train
-    return int((is_best and state.best_global_step) or state.global_step)
 
 
 def _hardware(args: VanillaTransformerTrainingArguments) -> str:

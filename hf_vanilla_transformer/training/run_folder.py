@@ -144,7 +144,7 @@ def saved(trainer: Trainer, folder: Path) -> Iterator[Path]:
     try:
         if is_main:
             shutil.rmtree(partial, ignore_errors=True)  # of a killed run
-        trainer.save_model(str(partial), _internal_call=True)  # without pushing it to the Hub
+        trainer.save_model(str(partial))
         yield partial
     finally:
         if is_main:

@@ -19,7 +19,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader
-from transformers import EarlyStoppingCallback, GenerationConfig, PreTrainedTokenizerBase, TrainerState
+from transformers import (
+    EarlyStoppingCallback,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainingArguments,
+    TrainerState,
+)
 from transformers.trainer_pt_utils import LabelSmoother
 from transformers.trainer_utils import EvalLoopOutput, SchedulerType, TrainOutput, get_last_checkpoint
 from transformers.utils import logging
@@ -34,13 +40,11 @@ from ..engine.training import paused_shortcuts, training_shortcuts
 from ..engine.training.packing import CompileOptions
 from ..errors import CheckpointError, first_line
 from ..hub.facts import TARGET_TOKENS
-from ..metrics import Score
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import VanillaTransformerTrainingArguments
 from .callbacks import Divergence, DropoutWarmup, in_any_process
 from .evaluation import TranslationMetrics
-from .options import RecipeError, refuse
-from .pushes import PushingTrainer
+from .options import SIZE_WITHOUT_EFFECT, RecipeError, refuse
 from .rdrop import rdrop
 from .schedule import count_from_one, peak_learning_rate, set_rates
 from .sharding import ShardingTrainer
@@ -48,7 +52,7 @@ from .sharding import ShardingTrainer
 logger = logging.get_logger(__name__)
 
 
-class VanillaTransformerTrainer(PushingTrainer, ShardingTrainer):
+class VanillaTransformerTrainer(ShardingTrainer):
     """Seq2SeqTrainer with the paper's schedule, batches by tokens, a loss without logits, and perplexity per token.
 
     It stops a run that diverges (`max_nonfinite_updates`) and saves no checkpoint with weights that aren't finite.
@@ -75,8 +79,6 @@ class VanillaTransformerTrainer(PushingTrainer, ShardingTrainer):
         self._check_precision()
         self._check_options()
         self._evaluated = torch.zeros(2, dtype=torch.float64)  # of an evaluation: loss times tokens, and tokens
-        given = self.optimizer, self.lr_scheduler, self.optimizer_cls_and_kwargs
-        self.has_own_optimizer = given != (None, None, None)  # in place of the one that the arguments describe
         self._begin(None)
         self._note_tokenizer()
         if self.compute_loss_func is None:
@@ -94,10 +96,12 @@ class VanillaTransformerTrainer(PushingTrainer, ShardingTrainer):
             logger.warning(f"the model's weights are bfloat16, whose rounding loses small updates; {fix}")
 
     def _check_options(self) -> None:
-        """Refuses packed batches and R-Drop for models, data and losses that they aren't made for."""
+        """Refuses a size that has no effect, and packed batches and R-Drop where they can't work."""
         packed, alpha, kind = self.args.packed, self.args.rdrop_alpha, type(self.model)
+        is_sized = self.args.per_device_train_batch_size != Seq2SeqTrainingArguments.per_device_train_batch_size
         is_ours = isinstance(self.model, VanillaTransformerForConditionalGeneration)
         refuse({
+            SIZE_WITHOUT_EFFECT: is_sized and self.args.per_device_train_batch_tokens,
             f"packed is for this package's model, not {kind.__name__}; leave it out":
                 packed and kind is not VanillaTransformerForConditionalGeneration,
             "packed batches need the lengths of all pairs, which a stream doesn't have; leave it out":
@@ -161,8 +165,6 @@ class VanillaTransformerTrainer(PushingTrainer, ShardingTrainer):
         self._since: float | None = None  # the last line of the log, evaluations left out, in seconds
         self._tokens_then = 0
         self._divergence = Divergence()
-        # Scores and samples of the validation set, the last ones after each number of updates.
-        self.validations: dict[int, tuple[dict[str, Score], list[tuple[str, str, str]]]] = {}
         state = TrainerState()
         if checkpoint is not None:
             files = [OPTIMIZER, OPTIMIZER_OF_FSDP]  # without FSDP, and with it
@@ -368,6 +370,14 @@ class VanillaTransformerTrainer(PushingTrainer, ShardingTrainer):
 
     # ---- Checkpoints ----
 
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Refuses `push_to_hub`: the Trainer would send all files of the run's folder, with a card of its own."""
+        folder, name = self.args.output_dir, self.args.hub_model_id or "USER/NAME"
+        raise RecipeError(
+            "push_to_hub would send files that only training needs; leave it out, call trainer.save_model(), and run "
+            f"`vanilla-transformer card {folder}` and `vanilla-transformer push {folder} {name}`"
+        )
+
     @contextmanager
     def _no_half_checkpoint(self) -> Iterator[None]:
         """Removes a checkpoint of this training that a full disk has left incomplete."""
@@ -414,12 +424,6 @@ class VanillaTransformerTrainer(PushingTrainer, ShardingTrainer):
         name = f"eval_{self.args.criterion}"
         if not self.is_in_train or name not in metrics:
             return metrics
-        values = [entry[name] for entry in self.state.log_history if name in entry][-EQUAL_VALUES:]
-        if len(values) == EQUAL_VALUES and len(set(values)) == 1:
-            logger.warning_once(
-                f"metric_for_best_model {name} was {values[0]:.6g} in {EQUAL_VALUES} evaluations in a row: it doesn't "
-                "tell one checkpoint from another; choose another one"
-            )
         if in_any_process(bool(not_finite(self.model)), self.args.device):
             metrics[name] = math.nan  # never the best
         elif metrics[name] == self.state.best_metric:  # the Trainer keeps the earlier one of equal values
@@ -449,9 +453,6 @@ class VanillaTransformerTrainer(PushingTrainer, ShardingTrainer):
             output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(min(loss / tokens, 700.0))
         if self._since is not None:
             self._since += time.perf_counter() - began
-        metrics = self.compute_metrics
-        if isinstance(metrics, TranslationMetrics) and f"eval_{metrics.measures.names[0]}" in output.metrics:
-            self.validations[self.state.global_step] = (metrics.scores, metrics.samples)
         return output
 
     def prediction_step(
@@ -480,7 +481,6 @@ class VanillaTransformerTrainer(PushingTrainer, ShardingTrainer):
         return labels.masked_fill(repeated[:, None], -100)
 
 
-EQUAL_VALUES = 3  # evaluations after which a constant criterion is told
 # Keys of the target tokens and of the batches' order in `stateful_callbacks`; TrainerState saves only its own fields.
 TOKEN_COUNT, ORDER = "TargetTokens", "OrderOfBatches"
 # Settings of an optimizer's groups of parameters that a resumed run may change.

@@ -152,7 +152,7 @@ class Call:
             with two, then four times the beams, and gets the best of all. None: the best, without its score.
         alignments: Whether translations have their alignments; only models of this package have them.
         prefix: What translations have to begin with: a string for all, or a list with one for each sentence. White
-            space at its end doesn't count. It should end with a word: the model continues with a new token.
+            space around it doesn't count. It should end with a word: the model continues with a new token.
         split_sentences: The language of the sentences in two letters (ISO 639-1), by whose rules each is first split
             (needs sentencex); the translations are joined, with line breaks and indents where they were. None: no
             splitting.
@@ -263,13 +263,8 @@ def _plan(
     backend: Backend, options: Mapping[str, object], n_best: int | None, alignments: bool, barred: tuple[int, ...]
 ) -> Plan:
     """Resolves how a call decodes, with more `barred` tokens; raises `ValueError`."""
-    config = settings_in(options.get("generation_config") or backend.generation_config)
-    has_length = any(options.get(name) is not None for name in LENGTHS)
     for name in ("num_beams", "num_return_sequences", *LENGTHS):  # which multiply the work
-        if name in options:
-            check_number(name, options[name])
-        elif not (has_length and name in LENGTHS):
-            check_number(name, config.get(name), " of the generation config")
+        check_number(name, options.get(name))
     plan = Plan.of(options, backend.generation_config)
     if not backend.is_own and plan.limit[0] == "default":
         plan = replace(plan, limit=("max_new_tokens", min(MAX_NEW_TOKENS, backend.positions or MAX_NEW_TOKENS)))
@@ -292,12 +287,12 @@ def check_model(model: "PreTrainedModel | Backend") -> None:
         raise ValueError("the model is in training mode, where dropout changes its output; call model.eval() first")
 
 
-def check_number(name: str, value: object, where: str = "") -> None:
+def check_number(name: str, value: object) -> None:
     """Checks an option that counts something, one of `LARGEST`, or None; raises `ValueError`."""
     least = 0 if name == "max_extra_length" else 1
     is_within = isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST[name]
     if value is not None and not is_within:
-        raise ValueError(f"{name}{where} is {value!r}; it has to be an integer from {least} to {LARGEST[name]:,}")
+        raise ValueError(f"{name} is {value!r}; it has to be an integer from {least} to {LARGEST[name]:,}")
 
 
 # ---- Batches ----

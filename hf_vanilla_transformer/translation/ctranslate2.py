@@ -4,11 +4,12 @@
 
 CTranslate2's beam search ends as with `early_stopping=True`, or later (`patience`), and has length^alpha for a penalty.
 Here it returns as many hypotheses as beams, the best by its penalty, and the model's own (the paper's or transformers')
-ranks them. A batch is searched up to the longest limit of its sentences; one that went beyond its own is searched again
+ranks them; one that only the latter finds good can be missing. A batch is searched up to the longest limit of its sentences; one that went beyond its own is searched again
 within that. Beam search finds a translation that ends at once only if the end is the most probable token. As the length
 penalty is that of a batch's mean length, the last entries of n-best lists may depend on the batch.
 """
 
+import copy
 import logging
 import math
 import os
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..checkpoints.kinds import MODEL_TYPE
 from ..errors import CheckpointError, first_line, named
 from ..interop.ctranslate2_files import Folder
 from ..interop.ctranslate2_settings import lacking_settings, never_chosen, patience
@@ -210,7 +212,6 @@ class CTranslate2Backend(Backend):
         threads: int | None = None,
     ) -> "CTranslate2Backend":
         """Converts a model in a temporary folder; other arguments and errors are those of the class."""
-        from ..checkpoints.loading import MODEL_TYPE  # it needs transformers
         from ..interop import ctranslate2 as exporter  # it needs an extra, and takes a while
         from ..interop.interface import ConversionError
 
@@ -239,8 +240,10 @@ class CTranslate2Backend(Backend):
         chance, special, end = random.Random(0), set(tokenizer.all_special_ids), self.ids[self.end]
         usual = sorted(set(tokenizer.get_vocab().values()) - special)
         pairs = [[[*chance.choices(usual, k=length), end] for length in (3, 9, 17)] for _ in range(2)]
-        found, wanted = (torch.tensor(one.log_probabilities(*pairs)) for one in (self, EngineBackend(model, tokenizer)))
-        check_distance(distance(found, wanted), "ctranslate2", '; use the backend "engine"')
+        exact = model if model.dtype == torch.float32 else copy.deepcopy(model).float()  # as CTranslate2 computes here
+        found, wanted = (torch.tensor(one.log_probabilities(*pairs)) for one in (self, EngineBackend(exact, tokenizer)))
+        for one, other in zip(found, wanted, strict=True):  # long sequences would hide what short ones show
+            check_distance(distance(one, other), "ctranslate2", '; use the backend "engine"')
 
     def check_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises `CheckpointError` if a tokenizer gives its tokens other ids than the vocabularies of the folder."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..plan_vanilla_transformer import Plan
 from .backend import LARGEST, Alignment, Backend, Call, Found, Translation, check_model
@@ -34,14 +34,6 @@ def backend_of(model: "PreTrainedModel | Backend", tokenizer: "PreTrainedTokeniz
     from .engine_backend import EngineBackend  # it needs torch and transformers
 
     return EngineBackend(model, tokenizer)
-
-
-def decode(
-    model: "PreTrainedModel | Backend", tokenizer: "PreTrainedTokenizerBase", sentences: Iterable[str], **options: Any
-) -> list[list[Translation]]:
-    """Translates as `translate` does, by a model or what `ensemble` made of several; options are those of a `Call`."""
-    texts = texts_of("sentences", sentences)
-    return translate(Call.of(backend_of(model, tokenizer), tokenizer, options), texts)
 
 
 def translate(call: Call, texts: list[str], first: int = 0) -> list[list[Translation]]:
@@ -148,11 +140,11 @@ def _prefix_tokens(call: Call, count: int) -> list[tuple[int, ...]]:
         special_ids = {one for one in (*named, unknown_of_target(tokenizer)) if one is not None}
     read = encoder(tokenizer, is_target=True, add_special_tokens=False)
     for text in dict.fromkeys(given):
-        ids = read([text.rstrip()])[0]
+        ids = read([text.strip()])[0]
         if special := set(ids) & special_ids:
             shown = ", ".join(tokenizer.convert_ids_to_tokens(sorted(special)))
             raise ValueError(f"the prefix {text!r} becomes {shown} for the tokenizer; leave out what it doesn't know")
-        (target,) = whole([text.rstrip()])
+        (target,) = whole([text.strip()])
         known[text] = (*start, *target[: _place(target, ids)], *ids) if ids else ()
     return [known[text] for text in given]
 
@@ -199,11 +191,12 @@ def texts_of(name: str, values: Iterable[str], first: int = 0) -> list[str]:
 
 
 def check_texts(name: str, values: object) -> None:
-    """Raises `TypeError` for one string, a set, a dictionary, or what can't be iterated over."""
+    """Raises `TypeError` for one string, a set, a dictionary, a table, or what can't be iterated over."""
     if isinstance(values, str | bytes):
         raise TypeError(f"{name} is a string; give a list of strings, [text] for a single one")
     is_iterable = isinstance(values, Iterable) or hasattr(values, "__getitem__")  # a data set of torch has no __iter__
-    if isinstance(values, Mapping | set | frozenset) or not is_iterable:
+    is_table = getattr(values, "ndim", 1) != 1  # one of pandas would give the names of its columns
+    if isinstance(values, Mapping | set | frozenset) or is_table or not is_iterable:
         raise TypeError(f"{name} is {_kind(values)}; give strings in an order, for instance a list of strings")
 
 

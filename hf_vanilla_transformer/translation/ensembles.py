@@ -48,8 +48,8 @@ class EnsembleBackend(EngineBackend):
 def ensemble(models: Sequence[PreTrainedModel], tokenizers: Sequence[PreTrainedTokenizerBase]) -> EnsembleBackend:
     """Makes one of several models: at each step, its probabilities are the mean of theirs.
 
-    It decodes as the first model does, by that one's generation config, greedily or with beams; `Translator`, `decode`
-    and `score_targets` take it in a model's place. Members are on one device, with the engine attached or not. Their
+    It decodes as the first model does, by that one's generation config, greedily or with beams; `Translator` and
+    `score_targets` take it in a model's place. Members are on one device, with the engine attached or not. Their
     sizes may differ; different vocabularies or special tokens, or no member, raise `ValueError`.
     """
     if not models or len(models) != len(tokenizers):

@@ -16,6 +16,7 @@ from ..plan_vanilla_transformer import Plan
 from .backend import Backend
 from .decoding import texts_of, translate
 from .scoring import Likelihood, score_targets
+from .spelling import unknown_of_target
 from .translator import Translator
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Measures:
     tokenize: str = "13a"
     lowercase: bool = False
     symbols: Splitter | None = None  # with it, lines with the same source are one, with several references
+    unknown: str | None = None
 
     @classmethod
     def of(
@@ -45,12 +47,15 @@ class Measures:
     ) -> "Measures":
         """Returns the measures for a model's tokenizer; without names, its defaults."""
         measures = tuple(names) or tuple(default_measures(tokenizer))
-        return cls(measures, tokenize, lowercase, symbol_splitter(tokenizer))
+        unknown = unknown_of_target(tokenizer)
+        shown = None if unknown is None else str(tokenizer.convert_ids_to_tokens(unknown))
+        return cls(measures, tokenize, lowercase, symbol_splitter(tokenizer), shown)
 
     @property
     def how(self) -> dict[str, Any]:
         """The keyword arguments of `metrics.measure` and `metrics.paired_bootstrap`."""
-        return {"tokenize": self.tokenize, "lowercase": self.lowercase, "symbols": self.symbols}
+        how = {"tokenize": self.tokenize, "lowercase": self.lowercase, "symbols": self.symbols}
+        return {**how, "unknown": self.unknown}
 
     def lines(self, sources: Sequence[str], references: References) -> tuple[Sequence[int], References]:
         """Returns the places of the lines that are measured, and the references of each."""

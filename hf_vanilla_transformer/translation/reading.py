@@ -89,11 +89,12 @@ def _sentences(
     tokenizer: "PreTrainedTokenizerBase", text: str, begin: str, language: str | None
 ) -> Iterator[tuple[str, str, str]]:
     """Yields the white space before each sentence, what the model reads before it, and the sentence."""
+    text = text.removeprefix("\ufeff")  # a file's byte-order mark, which no model has seen
     if (code := own_code(tokenizer, text)) is not None:
         begin, text = f"{code[1]} ", text[code.end() :].lstrip()
     if language is not None:
         yield from ((gap, begin, sentence) for gap, sentence in split_sentences(text, language))
-    elif text.strip():
+    elif text := text.strip():  # as sentences of training data are; a token of white space may change a translation
         yield "", begin, text
 
 

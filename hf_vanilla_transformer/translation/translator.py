@@ -124,6 +124,7 @@ class Translator:
         options: dict[str, Any] = {"backend": backend, "dtype": dtype, "warm_up": warm_up, **self.languages, **where}
         again = partial(type(self), model, device, compute_type, threads, tokenizer=tokenizer, **options)
         self._open_again = again if isinstance(model, str | Path | Sequence) else None
+        self._files = _files(model)
         how = Opening(self.backend, tokenizer, device, compute_type, dtype, threads, where)
         if is_ready:
             opened = _open_exported(Path(str(place)), how)
@@ -144,7 +145,7 @@ class Translator:
     def __reduce__(self) -> tuple[object, ...]:
         if self._open_again is None:
             raise TypeError("a Translator of a model that was given can't be pickled; open it by a folder or a name")
-        return self._open_again, ()
+        return self._open_again, (), {"_files": self._files}  # by which `datasets` knows a model that has changed
 
     @property
     def device(self) -> "torch.device":
@@ -179,7 +180,8 @@ class Translator:
         Args:
             texts: A string gives one translation. An object with a length, such as a list or a column of a
                 `datasets.Dataset`, gives a list in the same order. Anything else that can be iterated over, such as a
-                generator, a file or a column of a streamed data set, gives an iterator: see `stream`.
+                generator, a file or a column of a streamed data set, gives an iterator: see `stream`. White space
+                around a text doesn't count.
             **options: Those of a `translation.backend.Call`; `progress_bar`: True, False, or None: if standard error is
                 a terminal and it takes more than two seconds; all others are for `generate()`, such as `num_beams` or
                 `max_new_tokens`, by default the model's generation config. `num_return_sequences` above 1 is `n_best`,
@@ -240,6 +242,14 @@ def _check(backend: str | None, threads: int | None) -> None:
         raise ValueError(f"backend is {backend!r}; choose one of {', '.join(map(repr, BACKENDS))}")
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise ValueError(f"threads is {threads!r}; it has to be an integer of at least 1")
+
+
+def _files(model: object) -> list[tuple[str, int, int]]:
+    """Returns the files of a folder, or of several, with their sizes and times; none of anything else."""
+    names = model if isinstance(model, Sequence) and not isinstance(model, str) else [model]
+    places = [Path(name) for name in names if isinstance(name, str | Path)]
+    files = [file for place in places for file in (place, *sorted(place.glob("*"))) if file.is_file()]
+    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 def _place(

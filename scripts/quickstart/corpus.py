@@ -328,25 +328,20 @@ def split_pairs(pairs: list[Pair], num_validation: int, num_test: int, seed: int
     """Split pairs at random so that no sentence of one part occurs in another.
 
     Args:
-        pairs: (source, target) pairs in which no source and no target occurs twice, as `generate_pairs` gives them.
-        num_validation: pairs for validation, 0 or more.
-        num_test: pairs for the test, 0 or more.
+        pairs: those of `generate_pairs`: no source and no target occurs twice.
+        num_validation: pairs for validation.
+        num_test: pairs for the test.
         seed: the same seed gives the same split.
 
     Returns:
         The pairs under "train", "validation" and "test"; "train" has those that the other two don't use.
 
     Raises:
-        ValueError: if a size is negative, if nothing is left for training, or if a sentence occurs twice.
+        ValueError: if a size is negative, or if nothing is left for training.
     """
-    if num_validation < 0 or num_test < 0:
-        raise ValueError(f"num_validation ({num_validation}) and num_test ({num_test}) must not be negative")
-    if num_validation + num_test >= len(pairs):
-        raise ValueError(
-            f"{num_validation} validation and {num_test} test pairs leave none of {len(pairs)} pairs for training"
-        )
-    if any(len(set(side)) < len(pairs) for side in zip(*pairs, strict=True)):
-        raise ValueError("a source or a target occurs twice: remove duplicates before splitting")
+    if min(num_validation, num_test) < 0 or num_validation + num_test >= len(pairs):
+        sizes = f"{num_validation} validation and {num_test} test pairs"
+        raise ValueError(f"{sizes} can't be taken from {len(pairs)} pairs: give 0 or more, and leave some for training")
     shuffled = random.Random(seed).sample(pairs, len(pairs))
     held_out = num_validation + num_test
     return {

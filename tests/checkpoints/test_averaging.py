@@ -12,7 +12,6 @@ from trainer_runs import change_json, change_weights
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.checkpoints import averaging
 from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints, mean_of
 from hf_vanilla_transformer.checkpoints.completeness import checkpoints_in
 from hf_vanilla_transformer.interop.convert import convert
@@ -131,6 +130,7 @@ def test_configuration_tokenizer_and_code_are_the_last_checkpoints(checkpoints, 
     """What training changes may differ before."""
     GenerationConfig(num_beams=7).save_pretrained(checkpoints[-1])
     change_json(checkpoints[0] / "config.json", dropout=0.3, use_cache=True, transformers_version="5.24.0")
+    change_json(checkpoints[0] / "config.json", custom_pipelines={})  # as an older version writes it
     padding = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
     change_json(checkpoints[1] / "tokenizer.json", padding=padding | {"pad_type_id": 0, "pad_token": "<pad>"})
     average_checkpoints(checkpoints, output)
@@ -217,7 +217,7 @@ def test_an_output_is_replaced_only_if_asked(checkpoints, output):
     assert {entry.name for entry in output.parent.iterdir()} == {"run", "averaged"}
 
 
-def test_nothing_but_a_model_is_overwritten(checkpoints, output, monkeypatch):
+def test_nothing_but_a_model_is_overwritten(checkpoints, output):
     run = Path(shutil.copytree(checkpoints[0].parent, output.with_name("another")))
     shutil.copy(checkpoints[0] / "config.json", run)  # as the Trainer's save_model leaves it
     notes, code = output.with_name("notes") / "thesis.txt", output.with_name("notes") / "own" / "train.py"
@@ -228,17 +228,8 @@ def test_nothing_but_a_model_is_overwritten(checkpoints, output, monkeypatch):
     for place in (run, notes.parent, notes, code.parent, code, output):
         with pytest.raises(ValueError, match="is not just a saved model"):
             average_checkpoints(checkpoints, place, overwrite=True)
-    (output / "serve.py").unlink()
-
-    def slow_mean(given):
-        (output / "thesis.txt").write_text("mine")
-        return mean_of(given)
-
-    monkeypatch.setattr(averaging, "mean_of", slow_mean)
-    with pytest.raises(ValueError, match=r"it contains thesis\.txt"):  # which wasn't there at the beginning
-        average_checkpoints(checkpoints, output, overwrite=True)
     assert all((checkpoint / "optimizer.pt").exists() for checkpoint in checkpoints_in(run))
-    assert [file.read_text() for file in (notes, code, output / "thesis.txt")] == ["mine"] * 3
+    assert [file.read_text() for file in (notes, code, output / "serve.py")] == ["mine"] * 3
 
 
 def test_an_output_that_is_a_checkpoint_or_a_link(checkpoints, output):

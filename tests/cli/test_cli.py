@@ -15,7 +15,7 @@ import pytest
 import torch
 from small_corpus import NEEDED_BY_NONE
 
-from hf_vanilla_transformer import cli, engine
+from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.cli import output, translate
 from hf_vanilla_transformer.translation import decoding
 from tests.terminal import Terminal
@@ -135,13 +135,6 @@ def test_warnings_of_the_library_have_the_name_of_the_program(vanilla_transforme
         root.handlers = handlers
     assert result.code == 0
     assert result.err.startswith("vanilla-transformer: warning: suppress_tokens or bad_words_ids of the model's")
-
-
-def test_programs_keep_freed_memory(vanilla_transformer, tiny_checkpoint, monkeypatch):
-    calls = []
-    monkeypatch.setattr(engine, "keep_freed_memory", lambda: calls.append(1))
-    assert vanilla_transformer(*TRANSLATE, tiny_checkpoint, "--greedy", "nine").code == 0
-    assert calls == [1]
 
 
 # ---- Memory, bugs, interrupts ----

@@ -1,6 +1,7 @@
 """`vanilla-transformer translate` for a teacher's corpus: an ensemble, and the translation nearest to a reference."""
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ from small_corpus import SOURCES, load
 
 from hf_vanilla_transformer.cli import lines
 from hf_vanilla_transformer.metrics import nearest
-from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.translator import Translator
+from tests.decoding import decode
 
 OPTIONS = ["--max-new-tokens", "6", "--device", "cpu"]
 BEAM = {"num_beams": 4, "max_new_tokens": 6}
@@ -53,8 +54,7 @@ def test_a_translator_of_several_names(checkpoints, both):
     expected = [row[0].text for row in decode(*both, SOURCES, **BEAM)]
     translator = Translator(checkpoints[:2], "cpu")
     assert translator(SOURCES, **BEAM) == expected
-    constructor, arguments = translator.__reduce__()  # as on a cluster
-    assert constructor(*arguments)(SOURCES, **BEAM) == expected
+    assert pickle.loads(pickle.dumps(translator))(SOURCES, **BEAM) == expected  # as on a cluster
     with pytest.raises(ValueError, match="can't be averaged: 0 models"):
         Translator([], "cpu")
     with pytest.raises(ValueError, match="folders and names have their own"):
@@ -89,3 +89,5 @@ def test_the_nearest_translations_are_written_line_by_line_across_windows(
         assert (result.code, result.err) == (0, "")
         assert written("o") == nearest(rows, references, measure)
     assert written("o") != [row[0] for row in rows]
+    result = vanilla_transformer(*command, "--max-source-tokens", 9)
+    assert "is translated in 2 pieces, so --choose-by has a single translation to choose from" in result.err

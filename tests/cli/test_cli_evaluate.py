@@ -18,10 +18,10 @@ from hf_vanilla_transformer.cli.models import call_options
 from hf_vanilla_transformer.cli.output import UsageError
 from hf_vanilla_transformer.metrics import measure, paired_bootstrap
 from hf_vanilla_transformer.plan_vanilla_transformer import GNMTLengthPenalty, Plan
-from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.engine_backend import EngineBackend
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
+from tests.decoding import decode
 
 DECODING = {"num_beams": 2, "max_new_tokens": 6}
 OPTIONS = ["--beam", "2", "--max-new-tokens", "6", "--device", "cpu"]
@@ -90,6 +90,13 @@ def test_figures_are_those_of_the_librarys_functions(figures, checkpoints):
     assert found["versions"]["hf_vanilla_transformer"] == __version__
     shown = (f"BLEU: {bleu.details}\n", f"{bleu.value:.2f}", f"{chrf.value:.2f}", f"{likelihood.perplexity:.2f}")
     assert [one for one in (*shown, bleu.signature, f"chrF2: {chrf.signature}") if one not in out] == []
+
+
+def test_an_empty_line_among_several_references_is_none(figures):
+    Path("more.de").write_text("\nhalb zehn\nleer\n\n")
+    found, _ = figures(*OPTIONS, "--reference", "reference.de", "more.de", "--output", "translations.de")
+    references = [[REFERENCES[0]], [REFERENCES[1], "halb zehn"], ["leer"], [REFERENCES[3]]]
+    assert found["results"][0]["chrf"] == asdict(measure(["chrf"], translations(), references)["chrf"])
 
 
 def test_settings_tell_how_was_decoded(figures):

@@ -23,7 +23,7 @@ from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.engine import attach_if_supported
 from hf_vanilla_transformer.metrics import corpus_bleu
 from hf_vanilla_transformer.training import finish, run
-from hf_vanilla_transformer.translation.decoding import decode
+from tests.decoding import decode
 
 EVALUATIONS = {"eval_strategy": "steps", "eval_steps": 2, "generation_max_length": 12}
 DECODING = {"num_beams": 2, "gnmt_length_penalty": 1.5, "early_stopping": False}

@@ -57,23 +57,6 @@ def test_what_a_slow_producer_has_sent_comes_at_once_without_the_line_that_it_ha
     assert list(windows) == [["the end"]]
 
 
-def test_a_fast_producer_gives_full_windows(monkeypatch):
-    monkeypatch.setattr(lines, "GRACE", 60)  # it is not waited for: a window ends when it is full, or at the end
-    reader, writer = os.pipe()
-
-    def produce():
-        with os.fdopen(writer, "wb") as file:
-            for start in range(0, 12_000, 100):
-                file.write(b"".join(b"%d\n" % number for number in range(start, start + 100)))
-                file.flush()
-
-    threading.Thread(target=produce, daemon=True).start()
-    windows = list(lines._of_stream(os.fdopen(reader, "rb", buffering=0), "the pipe"))
-    assert [line for window in windows for line in window] == [str(number) for number in range(12_000)]
-    assert len(windows) < 4
-    assert all(len(window) >= lines.LINES_PER_WINDOW for window in windows[:-1])
-
-
 @pytest.mark.parametrize(
     ("chunks", "message"),
     [

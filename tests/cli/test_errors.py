@@ -86,7 +86,7 @@ BEFORE_LOADING = {
     f"{EVALUATE} --ensemble": "--ensemble needs two models or more; give --model A B",
     f"{EVALUATE} --tokenize moses": "unknown tokenize='moses'; sacreBLEU has 'none'",
     f"{EVALUATE} --metrics bleu_compound_split --tokenize char": "tokenize='char' can't be combined with split",
-    f"{EVALUATE} --metrics blue": "invalid choice: 'blue' (choose from 'bleu', ",
+    f"{EVALUATE} --metrics blue": "there is no measure 'blue'; give some of bleu, ",
     f"{SEVERAL} --significance": "4 sentences are too few to be resampled; give 10 or more",
     f"{SEVERAL} --output new": "--output is for one model's translations; give a single --model",
     "score --source source.en --target short --model MODEL": "short: ends after line 1",

@@ -382,6 +382,14 @@ def test_numbers_of_columns_are_places_whatever_the_first_row_has(write, pairs):
     assert pairs_of(swapped, streaming=True) == [pair[::-1] for pair in pairs]
 
 
+def test_quotes_of_csv_in_a_tsv_are_told(write, caplog):
+    """As pandas writes them; they stay, as a text may have quotes."""
+    pairs = [('"Hi," he said, "bye"', '""a""'), ('"""Hi"" he said"', "b"), ('"""c"""', "d")]
+    assert pairs_of(Corpus(tables=(write("a.tsv", lines(map("\t".join, pairs))),)), streaming=True) == pairs
+    assert len(caplog.records) == 1
+    assert "a.tsv:2: a cell is quoted as in CSV" in caplog.text
+
+
 @pytest.mark.parametrize("first", ["English\tGerman\n", ""], ids=["header", "none"])
 def test_columns_of_other_names_are_not_taken_by_position(write, first):
     """They could be the other way round."""

@@ -67,6 +67,6 @@ def test_the_languages_of_a_model_are_those_of_its_card(translator, tmp_path: Pa
         assert languages(translator, {}) == (None, None)
     translator.model.name_or_path = str(tmp_path)
     assert languages(translator, {}) == ("de", "en")
-    assert languages(translator, {"src_lang": "fra", "tgt_lang": "eng_Latn"}) == ("fra", "en")
+    assert languages(translator, {"src_lang": "fra", "tgt_lang": "eng_Latn"}) == ("fr", "en")
     translate_document(translator, open_document("<p>Am 3. Mai kam er.</p>", ".html"))
     assert translator.asked == ["Am 3. Mai kam er."]

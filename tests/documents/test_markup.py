@@ -33,6 +33,7 @@ def reordered(source: str, *words: tuple[str, str]) -> str:
     ("source", "translated"),
     [
         ("two dogs", "TWO DOGS"),
+        ("\ufefftwo dogs<br>", "\ufeffTWO DOGS<br>"),
         ("<p>\n  two <b> dogs </b>\n  run\n</p>", "<p>\n  TWO <b>DOGS</b> RUN\n</p>"),  # white space of a browser
         ("<p>two <b>big</b> dogs</p>", "<p>TWO <b>BIG</b> DOGS</p>"),
         ("<p>a<br>b</p>\n<ul><li>c <li>d</ul>", "<p>A<br>B</p>\n<ul><li>C <li>D</ul>"),
@@ -91,8 +92,10 @@ def test_markup_stays(source: str, translated: str) -> None:
         ("show <select><optgroup label='x'><option>ten<option>all</select> rows", ["show rows", "x", "ten", "all"]),
         ("see <video>no <b>video</b></video> <object>none</object> now", ["see now", "no video", "none"]),
         ("a<template><p>b</template>", ["a", "b"]),
+        ("<label>name<input></label><button>save <b>all</b></button><button>no</button>", ["name", "save all", "no"]),
         ("<div translate=no>k <b translate>a <code>k</code> b</b> k</div>", ["a k b"]),
         ("see <code>f(<i translate=yes>name</i>)</code> now", ["see f() now", "name"]),
+        ("\ufeffgo on", ["go on"]),
         ("a<br>b<hr>c<summary>d</summary>e", ["a", "b", "c", "d", "e"]),
     ],
 )

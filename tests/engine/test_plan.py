@@ -8,33 +8,6 @@ from test_generation import EOS, SOURCES, lively_model, padded
 from transformers import GenerationConfig
 
 from hf_vanilla_transformer import engine
-from hf_vanilla_transformer.plan_vanilla_transformer import GNMTLengthPenalty, Plan
-
-TRAINED = GenerationConfig._get_default_generation_params()
-PAPER = {"num_beams": 4, "early_stopping": True, "gnmt_length_penalty": 0.6, "max_extra_length": 30}
-
-
-@pytest.mark.parametrize(
-    ("options", "own", "fields"),
-    [
-        ({}, PAPER, {"limit": ("max_extra_length", 30), "length_penalty": GNMTLengthPenalty(0.6)}),
-        ({"max_new_tokens": 5}, PAPER, {"limit": ("max_new_tokens", 5)}),
-        ({"max_length": 5}, PAPER | {"max_new_tokens": 7}, {"limit": ("max_new_tokens", 7)}),
-        ({"max_extra_length": 2}, PAPER | {"max_new_tokens": 7}, {"limit": ("max_extra_length", 2)}),
-        ({"length_penalty": 2.0}, PAPER, {"length_penalty": 2.0}),
-        ({"num_beams": 2, "generation_config": {"num_beams": 3, "max_length": 9}}, PAPER, {"num_beams": 2}),
-        # What Seq2SeqTrainer fills in is no limit, also where a call switches a part of it off.
-        ({"temperature": None}, TRAINED | PAPER, {"limit": ("max_extra_length", 30), "others": ()}),
-        ({"max_extra_length": None}, {}, {"limit": ("default", 20)}),
-        ({"do_sampel": False}, PAPER, {"others": ("do_sampel=False",)}),
-        ({"num_beams": "4"}, {}, {"others": ("num_beams='4'",)}),
-    ],
-    ids=str,
-)
-def test_settings_of_a_call_and_of_its_model(options, own, fields):
-    plan = Plan.of(options, own)
-    assert {name: getattr(plan, name) for name in fields} == fields
-    assert type(plan.length_penalty) is type(fields.get("length_penalty", plan.length_penalty))
 
 
 def outcome(model, **options):
@@ -66,6 +39,10 @@ CALLS = {
         {"generation_config": OWN},
     ),
     "samples of a configuration": ({"num_beams": 3}, {"generation_config": SAMPLED}),
+    "a length of a call and one of the model": ({"max_new_tokens": 7}, {"max_length": 5}),
+    "a number beside a configuration": ({}, {"generation_config": GenerationConfig(num_beams=3), "num_beams": 2}),
+    "no limit": ({}, {"max_extra_length": None}),
+    "a string for a number": ({}, {"num_beams": "4"}),
     "None beside a configuration": ({}, {"generation_config": GenerationConfig(num_beams=2), "max_new_tokens": None}),
 }
 

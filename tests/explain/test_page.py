@@ -18,7 +18,7 @@ from hf_vanilla_transformer import VanillaTransformerTokenizerFast
 from hf_vanilla_transformer.data.symbols import train_tokenizer
 from hf_vanilla_transformer.explain import contents
 from hf_vanilla_transformer.explain.attention import attention_page
-from hf_vanilla_transformer.explain.contents import PageError, contents_of, lines_of_code
+from hf_vanilla_transformer.explain.contents import PageError, contents_of
 from hf_vanilla_transformer.explain.page import FOLDER, MODULES, model_page
 from hf_vanilla_transformer.translation.attention import Attention
 
@@ -111,12 +111,6 @@ def test_texts_are_there_in_both_languages():
     for key, one in texts.items():
         assert set(one) == {"en", "zh"}, key
         assert sorted(re.findall(r"\{\w+\}", one["en"])) == sorted(re.findall(r"\{\w+\}", one["zh"])), key
-
-
-def test_lines_of_code_are_where_the_page_says():
-    for file, number, line in lines_of_code().values():
-        lines = (FOLDER.parents[1] / file).read_text(encoding="utf-8").splitlines()
-        assert lines[number - 1].strip() == line
 
 
 # ---- What it refuses ----

@@ -1,8 +1,6 @@
 """The page in Chromium, from a file: it computes what PyTorch computes, every switch works, and it loads nothing."""
 
 import json
-import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,15 +11,13 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 from small_models import TEXTS, assert_logits, assert_same_hypotheses, logits_of, model_with
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer.checkpoints.loading import load_checkpoint
 from hf_vanilla_transformer.explain.page import model_page
 from hf_vanilla_transformer.interop.convert import convert
-from tests.chromium import MARKS, chromium
+from tests.chromium import MARKS, chromium, until
 from tests.interop.ctranslate2_origins import ALL, ORIGINS, argos, sharpened
 
-PATIENCE = 60  # seconds
 HOSTILE = "</script><img src=x onerror=document.title='broken'> <!--<b>${1} {{data}}"
 SECTIONS = ("tokens", "embeddings", "encoder", "decoder", "cross", "softmax", "beam", "forcing", "attribution")
 
@@ -75,14 +71,6 @@ def set_screen(browser, width, height, scale=1, scheme="light"):
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-
-def until(condition):
-    end = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return found
 
 
 def find(browser, css):
@@ -147,20 +135,6 @@ def test_translations_and_logits_are_those_of_pytorch(opened, model, tokenizer):
     pieces = tokenizer.readable_pieces(tokenizer(HOSTILE)["input_ids"])
     assert texts(opened, "#overview .key .token")[-3:] == pieces[-3:]
     assert opened.find_elements(By.CSS_SELECTOR, "img, main b") == []
-
-
-@pytest.mark.timeout(3_000)
-def test_200_sentences_of_the_quickstarts_model(show):
-    folder = Path(__file__).parents[2] / "outputs" / "quickstart"
-    if not (folder / "model").is_dir():
-        pytest.skip("THERE IS NO outputs/quickstart: run `make quickstart` before")
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder / "model").eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    lines = (folder / "corpus" / "test.en").read_text(encoding="utf-8").splitlines()[:200]
-    assert len(lines) == 200
-    browser = show(model_page(model, tokenizer, "quickstart", lines[:1]))
-    for line in lines:
-        check(browser, model, tokenizer, line)
 
 
 @pytest.mark.parametrize("name", ["argos", "opus_mt"])

@@ -15,10 +15,10 @@ from hf_vanilla_transformer.checkpoints.averaging import average_checkpoints
 from hf_vanilla_transformer.cli import main
 from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
-from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
 from hf_vanilla_transformer.translation.translator import DeviceError
+from tests.decoding import decode
 
 SOURCES = ["half past nine", "it", "three euros and five cents", "", "the fourth of May"]
 TARGETS = ["halb zehn", "es", "drei Euro und fünf Cent", "", "der vierte Mai"]

@@ -114,7 +114,7 @@ def test_nothing_is_guessed(folder, card):
 def test_what_the_user_has_written_into_the_metadata_is_kept(folder, card):
     said = {"license": "other", "license_name": "ours", "widget": [{"text": "a: b"}], "since": date(2026, 1, 2)}
     said |= {"language": ["de", False], "base_model": ["a/one", "b/two"], "pipeline_tag": "text2text-generation"}
-    said |= {"datasets": ["a/b"], "tags": ["mine"]}
+    said |= {"datasets": ["a/b"], "tags": ["mine"], "library_name": "ours"}
     (folder / "README.md").write_text(f"---\n{yaml.safe_dump(said)}---\n", encoding="utf-8")  # YAML's no is False
     made = {"language": ["de", "no"], "tags": ["vanilla_transformer", "attention-is-all-you-need", "mine"]}
     for _ in range(2):
@@ -179,6 +179,11 @@ def test_the_task_is_known_without_a_training(folder, card):
 
 
 # ---- What is wrong ----
+def become_another(folder):
+    (folder / FACTS).unlink()
+    change_json(folder / "config.json", model_type="t5")
+
+
 def write(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
@@ -188,6 +193,7 @@ def write(name, content):
     [
         (lambda folder: (folder / "config.json").unlink(), "config.json is missing; give a folder that"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing; give a folder"),
+        (become_another, "has neither a model of this package nor model_card.json; write its README.md by hand"),
         (write("model_card.json", b"{"), "model_card.json is cut short or not JSON"),
         (lambda folder: change_json(folder / FACTS, stepps=3), "unexpected keyword argument 'stepps'); correct it"),
         (lambda folder: change_json(folder / FACTS, recipe={"x": 1}), "model_card.json can't be read"),
@@ -229,9 +235,10 @@ def test_a_curve_has_ten_points_at_most_from_the_first_to_the_last():
     points = curve_of(log)
     assert [point["step"] for point in points] == [10, 120, 230, 340, 450, 560, 670, 780, 890, 1000]
     assert points[-1] == {"step": 1000, "target_tokens": 7000, "loss": 0.0}
-    evaluated = [{"step": n, "eval_loss": 1.0, "eval_perplexity": 2.7, "eval_bleu": 1.5} for n in (500, 1000)]
+    logged = {"eval_loss": 1.0, "eval_perplexity": 2.7, "eval_bleu": 1.5, "eval_chrf": 9.0}
+    evaluated = [{"step": n, **logged} for n in (500, 1000)]
     of_the_best = {"step": 1000, "eval_loss": 0.9, "eval_perplexity": 2.5, "eval_bleu": 1.6}  # `evaluate()` at the end
-    scores = {"perplexity": 2.7, "bleu": 1.5}
+    scores = {"perplexity": 2.7, "bleu": 1.5, "chrF2": 9.0}
     for entries in (evaluated, [*evaluated, of_the_best]):
         assert curve_of([*log, *entries]) == [
             {**points[-1], "step": 500, "target_tokens": 3500, "loss": 5.0, **scores},

@@ -102,6 +102,13 @@ def test_a_learning_curve_and_the_origin():
     assert f"(Vaswani et al. 2017), {origin}" in text
 
 
+def test_a_model_of_transformers_own_class_needs_no_code():
+    config = {"model_type": "marian", "architectures": ["MarianMTModel"]}
+    text = str(fill_model_card(RunFacts("somebody/fine-tuned", config=config)))
+    assert "It is a MarianMTModel and needs no code of its own." in text
+    assert not re.search("import hf_vanilla_transformer|trust_remote_code", text)
+
+
 def test_the_package_is_linked_if_it_has_an_address(monkeypatch):
     assert "trained with hf_vanilla_transformer." in str(fill_model_card(FACTS))
     installed = Message()

@@ -16,7 +16,6 @@ from hub_client import (
     connect,
     logits_of,
     logits_without_the_package,
-    trainer_of,
 )
 from hub_server import LocalHub, running
 from huggingface_hub import ModelCard
@@ -50,7 +49,7 @@ def change_card(folder, old, new):
 # ---- What arrives ----
 @pytest.fixture(scope="module")
 def pushed(tiny_checkpoint, carded, tmp_path_factory):
-    """A hub with a model from the command, with other weights on a branch, from a trainer, and a converted one."""
+    """A hub with a model from the command, with other weights on a branch, and a converted one."""
     folder = tmp_path_factory.mktemp("pushed")
     with pytest.MonkeyPatch.context() as patch, running(LocalHub(me=TOKEN)) as local:
         connect(patch, local.endpoint, folder / "cache")
@@ -61,14 +60,10 @@ def pushed(tiny_checkpoint, carded, tmp_path_factory):
         assert cli.main(["card", str(second), "--license", "mit"]) == 0
         assert cli.main(["push", str(second), "me/by-command", "--revision", "next"]) == 0
 
-        trainer = trainer_of(tiny_checkpoint, folder / "run", hub_model_id="me/by-trainer")
-        trainer.push_to_hub(language=["en", "de"], license="mit")
-
         opus_mt_folder(folder / "marian")
         assert cli.main(["convert", str(folder / "marian"), "--output", str(folder / "opus")]) == 0
         assert cli.main(["push", str(folder / "opus"), "me/opus"]) == 0
-        mine = logits_of(tiny_checkpoint)
-        wanted = {"me/by-command@main": mine, "me/by-command@next": logits_of(second), "me/by-trainer@main": mine}
+        wanted = {"me/by-command@main": logits_of(tiny_checkpoint), "me/by-command@next": logits_of(second)}
         yield local, folder, wanted | {"me/opus@main": logits_of(folder / "opus")}
     close_session()
 
@@ -84,8 +79,8 @@ def test_models_load_with_the_same_logits_with_and_without_the_package(pushed, w
         assert torch.equal(logits_of(repo, revision=revision), logits)
 
 
-@pytest.mark.parametrize("repo", ["me/by-command", "me/by-trainer"])
-def test_a_repository_has_card_licence_and_code_and_nothing_of_the_training(pushed, repo):
+def test_a_repository_has_card_licence_and_code_and_nothing_of_the_training(pushed):
+    repo = "me/by-command"
     files = pushed[0].repositories[repo].files()
     assert {*files} == {".gitattributes", "README.md", "LICENSE-CODE", *MODEL, *CODE}
     assert files["LICENSE-CODE"] == (PACKAGE / "LICENSE").read_bytes()
@@ -94,9 +89,8 @@ def test_a_repository_has_card_licence_and_code_and_nothing_of_the_training(push
     assert (card.data.library_name, card.data.license, card.data.language) == ("transformers", "mit", ["en", "de"])
     assert "| width (d_model) | 32 |" in card.text
     assert {*re.findall(r'from_pretrained\("([^"]*)"', card.text)} == {repo}
-    if repo == "me/by-command":  # the branch left main as it was
-        branch = pushed[0].repositories[repo].files("next")
-        assert {name for name in files if files[name] != branch[name]} == {"model.safetensors", "README.md"}
+    branch = pushed[0].repositories[repo].files("next")  # which left main as it was
+    assert {name for name in files if files[name] != branch[name]} == {"model.safetensors", "README.md"}
 
 
 def test_a_stock_model_has_no_code_and_graphs_of_an_earlier_one_are_removed(pushed, carded, monkeypatch, capsys):

@@ -82,6 +82,7 @@ MODELS = [  # format, fields of the configuration or a change, message
     ("ctranslate2", nn.Module.double, "CTranslate2 has no float64: save the model in float32 first"),
     ("ctranslate2", {"activation_function": "mish"}, "CTranslate2 has no activation_function 'mish'; it has relu, ge"),
     ("ctranslate2", {"head_dim": 5, "value_head_dim": 7}, "one width for queries, keys and values; here it is 5 and 7"),
+    ("ctranslate2", {"head_dim": 12}, "one width for queries, keys and values; here it is 12 and 6"),  # in the decoder
     ("stock", {"position_encoding": "learned"}, "no class of .* has norm_position 'post' without final norms and"),
     ("stock", {"norm_position": "pre"}, "norm_position 'pre' without final norms"),
     ("stock", {"final_layer_norm": True}, "norm_position 'post' with final norms"),

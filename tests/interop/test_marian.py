@@ -156,13 +156,6 @@ def _as_bin(path, **options):
     torch.save(tensors, path / "pytorch_model.bin", **options)
 
 
-def _sharded(path):
-    model = MarianMTModel.from_pretrained(path)
-    (path / "model.safetensors").unlink()
-    model.save_pretrained(path, max_shard_size="20KB")
-    assert len(list(path.glob("model-*.safetensors"))) > 2
-
-
 def _old_configuration(path):
     """Before there was generation_config.json, config.json had its fields."""
     config = json.loads((path / "config.json").read_text())
@@ -174,7 +167,6 @@ def _old_configuration(path):
 FILES = {
     "safetensors": lambda path: None,
     "PyTorch before 1.6": lambda path: _as_bin(path, _use_new_zipfile_serialization=False),
-    "sharded": _sharded,
     "old configuration": _old_configuration,
 }
 
@@ -227,6 +219,10 @@ DAMAGE = {
     "FSMT": (
         lambda path: _config(path, model_type="fsmt"),
         "a tokenizer of the class None, which needs code of its own; convert without it",
+    ),
+    "ONNX": (
+        lambda path: (path / "model.safetensors").rename(path / "encoder_model.onnx"),
+        "is in ONNX's format, for onnxruntime; give the model that it was exported from",
     ),
     "ours": (lambda path: _config(path, model_type="vanilla_transformer"), "already"),
     "another tokenizer": (_other_ids, r"the tokenizer's pad_token_id is \d+ and the model's \d+"),

@@ -110,7 +110,9 @@ def test_graphs_with_sinusoids_have_no_longest_input(exported):
 def test_graphs_of_every_kind_of_model(fields, tmp_path):
     """Sinusoids aren't rounded as the weights are; learned positions end."""
     model = make_model(**fields)
-    exporter.write_onnx(model, NoTokenizer(), tmp_path)
+    notes = exporter.write_onnx(model, NoTokenizer(), tmp_path)
+    assert "the weights were bfloat16 and are float32 now" in notes
+    assert ("positions end at 16: longer inputs are an error in onnxruntime" in notes) == (fields is LEARNED)
     exact = VanillaTransformerForConditionalGeneration(model.config).eval()
     exact.load_state_dict(model.state_dict())
     graphs = Graphs(tmp_path)
@@ -121,16 +123,6 @@ def test_graphs_of_every_kind_of_model(fields, tmp_path):
             graphs.logits(ids, mask, target, 16, 1)
         with pytest.raises(Exception, match=r"out of data bounds|indices element"):
             graphs.encode(torch.cat([ids, ids], dim=1), torch.ones(1, 32, dtype=torch.long))
-
-
-def test_notes_of_a_model_in_bfloat16_with_learned_positions(tmp_path, monkeypatch):
-    monkeypatch.setattr(exporter, "write_graphs", lambda model, folder, progress: progress("graphs"))
-    monkeypatch.setattr(exporter, "difference", lambda model, folder: 2e-6)
-    notes = exporter.write_onnx(make_model(**LEARNED), NoTokenizer(), tmp_path, (steps := []).append)
-    assert steps == ["graphs", "comparison"]
-    assert "in float32, logits differ from the model's by at most 2e-06 of the largest (of random tokens)" in notes
-    assert "the weights were bfloat16 and are float32 now" in notes
-    assert "positions end at 16: longer inputs are an error in onnxruntime" in notes
 
 
 @pytest.mark.slow

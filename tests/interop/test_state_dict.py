@@ -1,11 +1,8 @@
 """State dicts by a mapping: every shipped layout beside the same model in plain formulas, and mappings of one's own."""
 
 import collections
-import io
 import math
-import pickle
 import re
-import tarfile
 
 import plain_reference
 import pytest
@@ -367,15 +364,6 @@ class Planted:
         return exec, ("open('planted', 'w').close()",)
 
 
-def plant_tar(file):
-    with tarfile.open(file, "w") as archive:
-        for name in ("storages", "tensors", "pickle"):
-            content = pickle.dumps(Planted())
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-
-
 class Holder:
     """A harmless class of PyTorch's list, whose state is what runs code."""
 
@@ -384,8 +372,6 @@ class Holder:
 
 
 OTHER_FILES = {
-    "a tar of PyTorch 0.1": (plant_tar, "torch.save didn't write it"),
-    "TorchScript": (lambda file: torch.jit.save(torch.jit.script(nn.Linear(2, 2)), file), "torch.save didn't write it"),
     "a planted state": (lambda file: torch.save({"state_dict": Holder()}, file), "it holds exec, and only data"),
     "a whole module": (lambda file: torch.save(nn.Linear(2, 2), file), "it holds torch.nn.modules.linear.Linear"),
     "a text": (lambda file: file.write_text("encoder"), "torch.save didn't write it"),

@@ -50,7 +50,7 @@ def common_tests(tmp_path: Path) -> Path:
 def test_common_tests_of_transformers(common_tests: Path) -> None:
     path = [str(common_tests), str(ROOT), os.environ.get("PYTHONPATH", "")]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "test_this_package.py", "-q", "-W", "ignore", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "test_this_package.py", "-q", "--disable-warnings", "-p", "no:cacheprovider"],
         cwd=common_tests,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,

@@ -128,15 +128,13 @@ def next_log_probs(model, source, prefixes):
     return output.logits[:, -1].double().log_softmax(dim=-1)
 
 
-def reference_beam_search(
-    model, source, num_beams, max_new_tokens, divisor, early_stopping=True, ends=(EOS,), prefix=()
-):
+def reference_beam_search(model, source, num_beams, max_new_tokens, divisor, early_stopping=True, prefix=()):
     """Beam search in plain Python: [(tokens after the prefix, score)], best first; with one beam, greedy search.
 
-    Of the best (1 + number of `ends`) * num_beams continuations in each step, those that end are finished if they are
-    among the first num_beams, and the best others go on. `early_stopping` True: the search stops when num_beams are
-    finished; else when the best that goes on can't beat the worst of them, were it divided as at the present length
-    (False) or, if that is more, as at the maximum length ("never").
+    Of the best 2 * num_beams continuations in each step, those that end are finished if they are among the first
+    num_beams, and the best others go on. `early_stopping` True: the search stops when num_beams are finished; else when
+    the best that goes on can't beat the worst of them, were it divided as at the present length (False) or, if that is
+    more, as at the maximum length ("never").
     """
     live, finished = [((), 0.0)], []
     for length in range(1, max_new_tokens + 1):
@@ -146,8 +144,8 @@ def reference_beam_search(
             for (tokens, score), row in zip(live, log_probs.tolist(), strict=True)
             for token, log_prob in enumerate(row)
         ]
-        continuations = sorted(continuations, key=lambda item: -item[1])[: (1 + len(ends)) * num_beams]
-        ended = [tokens[-1] in ends or length == max_new_tokens for tokens, _ in continuations]
+        continuations = sorted(continuations, key=lambda item: -item[1])[: 2 * num_beams]
+        ended = [tokens[-1] == EOS or length == max_new_tokens for tokens, _ in continuations]
         finished += [
             (tokens, score / divisor(length))
             for (tokens, score), end in zip(continuations[:num_beams], ended, strict=False)
@@ -375,8 +373,9 @@ def test_a_maximum_of_20_counts_if_the_user_set_it(model, said, caplog, recwarn,
     missing = {name: value for name, value in defaults.items() if getattr(model.generation_config, name) is None}
     filled_in, limited = with_defaults(model, **missing), with_defaults(model, max_length=20)
     assert filled_in.generation_config.max_length == 20
-    found = filled_in.generate(torch.tensor([SOURCES[0]]), num_beams=1, **ENDLESS)
-    assert found.shape[1] == 1 + len(SOURCES[0]) + 50
+    for more in ({}, {"temperature": None}):  # also where a call switches a part of them off
+        found = filled_in.generate(torch.tensor([SOURCES[0]]), num_beams=1, **ENDLESS, **more)
+        assert found.shape[1] == 1 + len(SOURCES[0]) + 50
     assert said == [str(warning.message) for warning in recwarn] == []
     if saved:
         limited.save_pretrained(tmp_path)
@@ -476,16 +475,20 @@ def test_cached_logits_are_the_uncached(variant, kind, name):
         torch.testing.assert_close(torch.cat(logits, dim=1)[mask.bool()], expected[mask.bool()], **FLOAT32)
 
 
+@pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("name", CACHE_NAMES)
 @torch.no_grad()
-def test_generation_goes_on_from_a_cache(model, name):
+def test_generation_goes_on_from_a_cache(model, name, is_masked):
+    """Without a mask too, as transformers' own models don't."""
     inputs, prefix = padded(SOURCES[:1]), torch.tensor([TARGETS[0][:5]])
     options = {"num_beams": 1, "max_new_tokens": 6, **ENDLESS}
     cache = model(**inputs, decoder_input_ids=prefix[:, :4], use_cache=True).cache
-    going_on = {"decoder_attention_mask": torch.ones_like(prefix), name: cache}
+    going_on = {name: cache} | ({"decoder_attention_mask": torch.ones_like(prefix)} if is_masked else {})
     found = model.generate(**inputs, decoder_input_ids=prefix, **going_on, **options)
     assert torch.equal(found, model.generate(**inputs, decoder_input_ids=prefix, **options))
     assert cache.get_seq_length() == 5 + 6 - 1
+    with pytest.raises(ValueError, match=r"has a past, from which only num_beams=1 goes on"):
+        model.generate(**inputs, decoder_input_ids=prefix, **going_on, **{**options, "num_beams": 2})
 
 
 def test_a_cache_has_one_name_in_a_call(model):
@@ -555,19 +558,6 @@ def test_a_source_beyond_the_table_of_positions(encoding, grown_in_inference):
     short.train()  # the table grown then serves for training as well
     short(input_ids=source, labels=source).loss.backward()
     assert short.model.encoder.embed_tokens.weight.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("num_beams", [1, 4])
-def test_a_row_of_padding_harms_nobody(model, num_beams):
-    options = {"num_beams": num_beams, "max_extra_length": 3, **SHOWN}
-    empty = {name: torch.zeros(1, 9, dtype=torch.long) for name in ("input_ids", "attention_mask")}
-    batch = {name: torch.cat([value, empty[name]]) for name, value in padded(SOURCES).items()}
-    found, alone, others = (model.generate(**inputs, **options) for inputs in (batch, empty, padded(SOURCES)))
-    assert not any(step.isnan().any() for step in (*found.scores, *alone.scores))
-    assert torch.equal(found.sequences[:-1], others.sequences)
-    assert new_tokens(found.sequences[-1], 3) == new_tokens(alone.sequences[0])
-    # There is always one new token, as transformers wants it.
-    assert model.generate(**empty, **{**options, "max_extra_length": 0}).sequences.shape == (1, 2)
 
 
 # ---- masks ----

@@ -5,7 +5,6 @@ import shutil
 import pytest
 import torch
 from test_paper import LABELS, PAD, SOURCE, model_of
-from torch import nn
 from torch.func import functional_call, grad, vmap
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -118,35 +117,6 @@ def test_a_training_step_waits_for_nothing(attention, dtype):
         a_training_step(model, batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-# ---- Replaced modules ----
-SELF = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")]
-FORWARD = ["feed_forward.fc1", "feed_forward.fc2"]
-REPLACED = [
-    *(f"model.encoder.layers.0.{name}" for name in (*SELF, *FORWARD)),
-    *(f"model.decoder.layers.1.encoder_attn.{name}_proj" for name in "kv"),
-    "lm_head",
-]
-
-
-@pytest.mark.parametrize(("name", "attention"), [*((name, "sdpa") for name in REPLACED), (REPLACED[0], "eager")])
-def test_a_projection_may_be_any_module(name, attention):
-    """Without a weight of its own, it computes, learns and translates as the nn.Linear in it."""
-    plain, model = (make(attention=attention).train() for _ in range(2))
-    model.set_submodule(name, nn.Sequential(model.get_submodule(name)))
-    batch = batch_of(padded=True)
-    for options in ({}, {"skip_logits": True}):
-        assert torch.equal(model(**batch, **options).loss, plain(**batch, **options).loss)
-    found, expected = backward(model, batch), backward(plain, batch)
-    found = {key.replace(f"{name}.0", name): value for key, value in found.items()}
-    torch.testing.assert_close(found, expected, **EXACT)
-    for optimizer in (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)):
-        optimizer.step()
-    source = {key: batch[key] for key in ("input_ids", "attention_mask")}
-    for options in ({"num_beams": 1}, {"num_beams": 3}):
-        found, expected = (each.eval().generate(**source, **options, max_new_tokens=6) for each in (model, plain))
-        assert torch.equal(found, expected)
 
 
 # ---- Edited formulas ----

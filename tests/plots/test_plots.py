@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vanilla_transformer.plots.curves import plot_attention, plot_training
+from hf_vanilla_transformer.hub.facts import LOGGED
+from hf_vanilla_transformer.metrics import MEASURES
+from hf_vanilla_transformer.plots.curves import CURVES, plot_attention, plot_training
 
 AWKWARD = ["$x^{2$", "\\frac{", "</s>", " ", "", "\n", "\x00", "\x1b[31m", "e\u0301", "w" * 40, "_%#&", "\u200b", "--"]
 
@@ -75,6 +77,10 @@ def test_what_is_no_attention_is_refused():
     for weights in (torch.randn(2, 3, 4), torch.full((2, 3, 4), float("nan")), 2 * _weights(2, 3, 4)):
         with pytest.raises(ValueError, match=r"not distributions; .* of model\.eval\(\)"):
             plot_attention(weights, list("abcd"), list("xyz"))
+
+
+def test_every_measure_of_an_evaluation_is_in_curves_and_cards():
+    assert {f"eval_{name}" for name in MEASURES} <= CURVES.keys() & LOGGED.keys()
 
 
 def test_learning_curves_show_what_the_logs_have():

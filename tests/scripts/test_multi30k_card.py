@@ -19,11 +19,8 @@ def test_the_card_is_in_step_with_the_results():
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("3,658,240 parameters", "3,658,241 parameters", "and the recipe gives 3,658,240"),
-        ("took 19,000 updates", "took 18,000 updates", "or the steps differ"),
-        ("Training took", "It took", "have changed; adapt MEASURED"),
-        ("last ten checkpoints", "last five checkpoints", "differ in the number of averaged checkpoints"),
-        ("| | validation | test_2016_flickr | signature |", "| | test_2016_flickr |", "has no table"),
+        ("took 19,000 updates", "took 18,000 updates", "3658240, 18000.* the recipe has .3658240, 19000"),
+        ("last ten checkpoints", "last five checkpoints", "have changed; adapt MEASURED"),
     ],
 )
 def test_results_that_say_something_else_are_refused(monkeypatch, tmp_path, old, new, problem):

@@ -45,7 +45,7 @@ def ask(q: Any = "two dogs", **fields: Any) -> dict[str, Any]:
 
 FORM, JSON = ({"content-type": f"application/{kind}"} for kind in ("x-www-form-urlencoded", "json"))
 PARTS = [("q", "a")] * 1_000 + [("source", "en"), ("target", "de"), ("format", "text")]
-LINES = ["two dogs\r\n\n run \n", ""]
+LINES = ["\ufefftwo dogs\r\n\n run \n", ""]
 PAGES = ["<p>two <b>dogs</b> / run", "x"]
 
 
@@ -59,7 +59,11 @@ PAGES = ["<p>two <b>dogs</b> / run", "x"]
         ({"files": [(name, (None, value)) for name, value in PARTS]}, ["A"] * 1_000, None),
         ({"data": ask(alternatives="1")}, "TWO DOGS", ["TWO DOGS1"]),
         # Lines are translated one by one.
-        ({"json": ask(LINES, alternatives=1)}, ["TWO DOGS\r\n\n RUN \n", ""], [["TWO DOGS1\r\n\n RUN1 \n"], [""]]),
+        (
+            {"json": ask(LINES, alternatives=1)},
+            ["\ufeffTWO DOGS\r\n\n RUN \n", ""],
+            [["\ufeffTWO DOGS1\r\n\n RUN1 \n"], [""]],
+        ),
         (
             {"json": ask(PAGES, format="html", alternatives=1)},
             ["<p>TWO <b>DOGS</b> RUN", "X"],

@@ -63,14 +63,16 @@ def test_the_source_is_detected() -> None:
 
 
 @pytest.mark.usefixtures("library")
-def test_texts_of_a_list_each_have_their_language_unless_they_are_short() -> None:
+def test_texts_of_a_list_each_have_their_language() -> None:
     pairs = [("en", "fr"), ("de", "fr")]
-    answer = translate([LONG["en"], LONG["de"], "Auto"], "fr", pairs).json()
-    languages = [one["language"] for one in answer["detectedLanguage"]]
-    assert languages[:2] == ["en", "de"]
-    assert [text[:4] for text in answer["translatedText"]] == [f"[{one}]" for one in languages]
-    short = translate(["Auto", LONG["de"]], "fr", pairs).json()
-    assert [one["language"] for one in short["detectedLanguage"]] == ["de", "de"]
+    for texts, languages in (
+        ([LONG["en"], LONG["de"]], ["en", "de"]),
+        (["How are you today?", "Wie geht es dir heute?"], ["en", "de"]),
+        (["Auto", LONG["de"], "123"], ["de"] * 3),  # what may be in either language
+    ):
+        answer = translate(texts, "fr", pairs).json()
+        assert [one["language"] for one in answer["detectedLanguage"]] == languages
+        assert [text[:4] for text in answer["translatedText"]] == [f"[{one}]" for one in languages]
 
 
 @pytest.mark.usefixtures("library")

@@ -3,8 +3,7 @@
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from selenium.webdriver.support.ui import Select
 
 from hf_vanilla_transformer.documents.links import Linked
 from hf_vanilla_transformer.serving import app as service
-from tests.chromium import MARKS, chromium
+from tests.chromium import MARKS, chromium, until
 
 pytestmark = MARKS
 MARKUP = "two <img src=x onerror=document.title='broken'> dogs"
@@ -51,14 +50,6 @@ def served(pairs: list[tuple[str, str]], **settings: Any) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(60)
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    end = time.monotonic() + 60
-    while not (found := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return found
 
 
 def opened(browser: Any, url: str) -> None:

@@ -1,6 +1,7 @@
 """`vanilla-transformer serve`: what it says, and as a process, with clients that vanish, and its end."""
 
 import json
+import shutil
 import signal
 import socket
 import time
@@ -43,6 +44,21 @@ def test_where_it_is_and_who_reaches_it(
     assert (result.code, result.out) == (0, f"{url} translates en-de\n")
     assert found == [(url.removeprefix("http://").rpartition(":")[0].strip("[]"), 200 if is_open else 400)]
     assert ("warning: every computer that reaches this machine can use the service" in result.err) is is_open
+
+
+def test_a_model_that_translates_the_other_way_is_refused(
+    vanilla_transformer, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    (model / "model_card.json").write_text('{"source_language": "en", "target_language": "de"}')
+    code, _, error = vanilla_transformer("serve", "--model", f"deu-eng={model}")
+    assert (code, "deu-eng: the model says that it translates en-de" in error) == (2, True)
+
+
+def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit):
+        http.run(FastAPI(), *taken.getsockname(), grace=1, on_ready=lambda: pytest.fail("it says that it is ready"))
 
 
 # ---- A process ----

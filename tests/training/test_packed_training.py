@@ -17,7 +17,7 @@ from transformers import (
 from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.data.packing import PackingCollator
 from hf_vanilla_transformer.engine.training.packing import PackedForward
-from hf_vanilla_transformer.training import preflight, trainer
+from hf_vanilla_transformer.training import trainer
 from hf_vanilla_transformer.training.options import RecipeError
 
 ALL = {"per_device_train_batch_tokens": 4096}  # every batch has all pairs
@@ -117,13 +117,3 @@ def test_other_models_and_streams_are_refused(tiny_checkpoint, tmp_path):
         other_trainer(tiny_checkpoint, run.args)
     with pytest.raises(RecipeError, match="which a stream doesn't have"):
         trainer_of(tiny_checkpoint, tmp_path, packed=True, train_dataset=IterableDataset.from_generator(lambda: []))
-
-
-def test_operations_of_an_update_are_counted(tiny_checkpoint, tmp_path):
-    run = run_of(tiny_checkpoint, tmp_path, packed=True)
-    source, target = (sum(map(len, run.train_dataset[name])) for name in ("input_ids", "labels"))
-    d, f, layers, vocabulary = 32, 64, 2, run.model.config.vocab_size
-    of_source = layers * (4 * d * d + 2 * d * f) + layers * 2 * d * d
-    of_target = layers * (6 * d * d + 2 * d * f) + vocabulary * d
-    assert preflight.update_flops(run) == pytest.approx(6 * (of_source * source + of_target * target))
-    assert preflight.peak_flops(torch.device("cpu"), in_bfloat16=False, side=64) > 1e6

@@ -115,6 +115,17 @@ def test_damaged_files_are_replaced_by_what_is_left(train, finished, damage):
     load_checkpoint(finished["output_dir"])  # the tokenizer is the model's
 
 
+def test_a_checkpoint_that_the_run_did_not_resume_from_is_not_averaged(train, finished):
+    """Checkpoint 4 can be loaded, but is of the run before."""
+    Path(finished["output_dir"], "checkpoint-4", "optimizer.pt").unlink()
+    result = train(finished, "--resume", "--max-steps", "6", "--save-steps", "3")
+    assert result.code == 0, result.err
+    averaged = load_file(Path(finished["output_dir"], "averaged-2", "model.safetensors"))
+    parts = [load_file(Path(finished["output_dir"], f"checkpoint-{n}", "model.safetensors")) for n in (3, 6)]
+    for name, weight in averaged.items():
+        torch.testing.assert_close(weight, (parts[0][name] + parts[1][name]) / 2, rtol=0, atol=1e-7)
+
+
 def test_weights_of_another_model_are_not_completed_by_random_ones(train, finished):
     for checkpoint in Path(finished["output_dir"]).glob("checkpoint-*"):
         name = next(iter(load_file(checkpoint / "model.safetensors")))
@@ -271,7 +282,8 @@ def test_a_model_in_half_precision_with_code_of_its_own_is_fine_tuned(train, rec
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
 
 
-def test_a_tokenizer_that_has_changed_since(train, recipe, checkpoint):
+def test_a_tokenizer_that_is_not_the_models(train, recipe, checkpoint):
+    """It has changed since a run was started, or was given beside another model."""
     recipe |= UNSCORED | {"tokenizer_name_or_path": str(checkpoint), "max_steps": 2}
     recipe.pop("vocab_size", None)
     assert train(recipe).code == 0
@@ -279,6 +291,7 @@ def test_a_tokenizer_that_has_changed_since(train, recipe, checkpoint):
     size = len(AutoTokenizer.from_pretrained(checkpoint))
     other = VanillaTransformerTokenizerFast.train_from_iterator(texts, vocab_size=size, show_progress=False)
     other.save_pretrained(checkpoint)
-    result = train(recipe, "--resume", "--max-steps", "6")
-    assert result.code == 2
-    assert "trained with another tokenizer" in result.error
+    saved = ("--model-name-or-path", recipe["output_dir"], "--output-dir", checkpoint.with_name("tuned"))
+    for options in (("--resume", "--max-steps", "6"), saved):
+        result = train(recipe, *options)
+        assert (result.code, "trained with another tokenizer" in result.error) == (2, True), result.err

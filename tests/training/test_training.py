@@ -477,10 +477,7 @@ def test_evaluation_translates_and_keeps_the_best(tiny_checkpoint, tmp_path):
     assert trainer.state.best_metric == min(perplexities)
     assert {"eval_bleu", "eval_chrf"} <= trainer.state.log_history[-2].keys() | trainer.state.log_history[-3].keys()
     steps, best = trainer.state.global_step, trainer.state.best_global_step
-    trainer.create_model_card()
-    assert f"| update whose weights these are | {best} |\n" in (tmp_path / "README.md").read_text(encoding="utf-8")
-    chrf = [entry["eval_chrf"] for entry in trainer.state.log_history if entry["step"] == best and "eval_chrf" in entry]
-    assert [one.scores[1].value for one in run_facts(trainer).evaluations] == chrf  # not those of the last weights
+    assert run_facts(trainer).recipe.best_step == best
     trainer.train()
     assert trainer.state.global_step == steps  # and not at once, as patience had been used up
 
@@ -525,25 +522,6 @@ def test_weights_that_are_not_finite_are_never_the_best(tiny_checkpoint, tmp_pat
     assert trainer.state.best_global_step == 1
 
 
-def test_the_cards_score_is_that_of_the_last_weights(tiny_checkpoint, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
-    options = {"eval_dataset": rows(tokenizer, 3), "compute_metrics": TranslationMetrics(tokenizer), "max_steps": 2}
-    options |= {"predict_with_generate": True, "generation_num_beams": 1, "generation_max_length": 8}
-    trainer = trainer_of(tiny_checkpoint, tmp_path, **options)
-    trainer.train()
-    trainer.state.global_step -= 1
-    trainer.evaluate()
-    trainer.state.global_step += 1
-    assert (run_facts(trainer).evaluations, run_facts(trainer).samples) == ([], [])
-    bleu = trainer.evaluate()["eval_bleu"]
-    assert [one.scores[0].value for one in run_facts(trainer).evaluations] == [bleu]
-    assert len(run_facts(trainer).samples) == 3
-    before = run_facts(trainer)
-    trainer.predict(trainer.train_dataset.select(range(5)))
-    trainer.evaluate(trainer.train_dataset.select(range(5)), metric_key_prefix="other")
-    assert run_facts(trainer) == before  # other data isn't the validation set
-
-
 def test_weights_in_half_precision_are_no_beginning(tiny_checkpoint, tmp_path, warnings):
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_checkpoint, dtype=torch.bfloat16)
     VanillaTransformerTrainer(model=model, args=arguments(tmp_path))
@@ -553,18 +531,14 @@ def test_weights_in_half_precision_are_no_beginning(tiny_checkpoint, tmp_path, w
         VanillaTransformerTrainer(model=model.half(), args=arguments(tmp_path))
 
 
-def test_the_card_of_a_trainer(tiny_checkpoint, tmp_path):
-    trainer = trainer_of(tiny_checkpoint, tmp_path / "my-model", max_steps=2, rdrop_alpha=3.0)
+def test_what_the_card_says_of_a_training(tiny_checkpoint, tmp_path):
+    trainer = trainer_of(tiny_checkpoint, tmp_path, max_steps=2, rdrop_alpha=3.0)
     trainer.train()
-    trainer.create_model_card(license="apache-2.0")
-    card = (tmp_path / "my-model" / "README.md").read_text(encoding="utf-8")
-    facts = ("license: apache-2.0", "my-model", "40 sentence pairs", "Adam, beta 0.9 and 0.98", "R-Drop, alpha 3")
-    assert all(fact in card for fact in (*facts, "inverse sqrt, 2 updates"))
-    assert str(tmp_path) not in card
-    own = torch.optim.SGD(trainer.model.parameters(), lr=0.5)
-    trainer = VanillaTransformerTrainer(model=trainer.model, args=trainer.args, optimizers=(own, None))
-    recipe = run_facts(trainer).recipe
-    assert (recipe.optimizer, recipe.learning_rate, recipe.schedule) == (None, None, None)
+    facts = run_facts(trainer, seconds=7.0)
+    recipe = facts.recipe
+    assert (facts.training_pairs, recipe.steps, recipe.best_step, recipe.seconds) == (40, 2, None, 7.0)
+    assert (recipe.optimizer, recipe.consistency) == ("Adam, beta 0.9 and 0.98, epsilon 1e-09", "R-Drop, alpha 3")
+    assert recipe.schedule == "inverse sqrt, 2 updates of warm-up"
     assert run_facts(trainer_of(tiny_checkpoint, tmp_path, lr_scheduler_type="constant")).recipe.schedule == "constant"
 
 
@@ -580,6 +554,13 @@ def test_batches_by_tokens_need_a_dataset(tiny_checkpoint, tmp_path):
     trainer.train_dataset = list(trainer.train_dataset)
     with pytest.raises(TypeError, match=r"train_dataset is a list, .* or set per_device_train_batch_tokens to 0"):
         trainer.train()
+
+
+def test_a_size_without_effect_is_refused(tiny_checkpoint, tmp_path):
+    with pytest.raises(RecipeError, match="per_device_train_batch_size has no effect on batches by tokens; set"):
+        trainer_of(tiny_checkpoint, tmp_path, per_device_train_batch_size=64)
+    trainer = trainer_of(tiny_checkpoint, tmp_path, per_device_train_batch_size=3, per_device_train_batch_tokens=0)
+    assert {len(batch["labels"]) for batch in trainer.get_train_dataloader()} == {3, 1}  # of 40 pairs
 
 
 def test_dropout_rises_over_the_first_updates_and_goes_on_when_resumed(tiny_checkpoint, tmp_path):

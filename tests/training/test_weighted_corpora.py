@@ -12,7 +12,7 @@ from datasets import Dataset, IterableDataset
 from datasets.distributed import split_dataset_by_node
 from safetensors.torch import load_file
 
-from hf_vanilla_transformer.data.corpora import counts_per_epoch, mixed
+from hf_vanilla_transformer.data.corpora import CorpusError, counts_per_epoch, mixed
 
 # ---- The mixture ----
 SIZES, WEIGHTS = (30, 50, 8), (1.0, 1.0, 2.0)
@@ -43,6 +43,12 @@ def test_an_epoch_has_the_shares_of_the_weights_and_every_pair():
     assert first == same != other
 
 
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1e-9), (1e-320, 1.0, 1.0)])
+def test_weights_that_would_fill_the_memory_are_refused(weights):
+    with pytest.raises(CorpusError, match=r"pairs, but the corpora have 88; .*: give numbers that differ less"):
+        mixed(corpora_of(SIZES), weights, 1)
+
+
 def test_a_stream_draws_by_the_weights_until_all_corpora_have_ended():
     first, same, other = (
         [row["source"] for row in mixed(corpora_of(SIZES, IterableDataset), WEIGHTS, seed)] for seed in (1, 1, 2)
@@ -62,7 +68,7 @@ def test_a_stream_draws_by_the_weights_until_all_corpora_have_ended():
 # ---- Runs ----
 MAP = {"per_device_train_batch_tokens": 64}
 STREAM = {**MAP, "streaming": True, "shuffle_buffer_size": 20, "max_length": 60, "dataloader_num_workers": 1}
-SHARES = "train.en + train.de, weight 1: 33.3% of the pairs; other.en + other.de, weight 2: 66.7% of the pairs"
+SHARES = "train.en + train.de, weight 1: 33.3% of pairs read; other.en + other.de, weight 2: 66.7% of pairs read"
 
 
 @pytest.fixture

@@ -3,10 +3,9 @@
 import pytest
 import torch
 from opus_mt import opus_mt_folder
-from random_models import new_marian, new_model
+from random_models import new_marian
 from transformers import AutoModelForSeq2SeqLM
 
-from hf_vanilla_transformer import DictionaryTokenizer
 from hf_vanilla_transformer.interop.marian import from_marian
 from hf_vanilla_transformer.translation.attention import MAX_TOKENS, attention_of
 
@@ -92,24 +91,3 @@ def test_opus_mt_tokenizers_name_each_side_by_its_own(tmp_path):
     assert "".join(attention.source_pieces) == "▁A▁man▁is▁riding▁a▁bicycle.</s>"
     assert attention.target_pieces[-1] == "</s>"
     assert attention.input_pieces[1:] == attention.target_pieces[:-1]
-
-
-def test_two_dictionaries_name_each_side_by_its_own():
-    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    content = {
-        side: {"tokens": [*special.values(), *letters], "codes": "#version: 0.2\nx x</w>\n"}
-        for side, letters in (("source", "abc"), ("target", "xyz!"))
-    }
-    tokenizer = DictionaryTokenizer(segmentation=content, **special)
-    model = new_model(
-        7, decoder_vocab_size=8, share_encoder_decoder_embeddings=False, decoder_attention_heads=4,
-        bos_token_id=0, pad_token_id=1, eos_token_id=2, decoder_start_token_id=2,
-    )  # fmt: skip
-    attention = attention_of(model, tokenizer, "b c", "x y !")
-    assert attention.source_pieces == ["b", "c", "</s>"]
-    assert attention.target_pieces == ["x", "y", "!", "</s>"]
-    assert attention.input_pieces == ["</s>", "x", "y", "!"]
-    assert (attention.encoder.shape, attention.cross.shape) == ((1, 2, 3, 3), (2, 4, 4, 3))
-    own = attention_of(model, tokenizer, "b c")  # its start token is that of the end
-    assert own.input_pieces[0] == "</s>"
-    assert "</s>" not in own.target_pieces[:-1]

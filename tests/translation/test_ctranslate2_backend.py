@@ -13,7 +13,7 @@ import random_models
 import torch
 from opus_mt import opus_mt_folder
 from random_models import new_model
-from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import cli
 from hf_vanilla_transformer.engine.decoding.linear import HAS_VNNI
@@ -153,21 +153,6 @@ def test_arguments_and_settings_that_make_no_sense(checkpoint, tokenizer):
         message = f"the model's generation config has {name}={value}; the backend ctranslate2 lacks that"
         with pytest.raises(ValueError, match=re.escape(message)):
             Translator(model, tokenizer=tokenizer, backend="ctranslate2")
-
-
-def test_what_seq2seq_trainer_fills_in_is_no_setting(checkpoint, tokenizer, ours, tmp_path):
-    """An evaluation with generation writes all defaults of transformers into the generation config."""
-    model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)
-    collator = DataCollatorForSeq2Seq(tokenizer, model=model)
-    arguments = Seq2SeqTrainingArguments(str(tmp_path), predict_with_generate=True, report_to="none", use_cpu=True)
-    data = [{"input_ids": tokenizer("it")["input_ids"], "labels": tokenizer("es")["input_ids"]}]
-    trainer = Seq2SeqTrainer(model, arguments, collator, eval_dataset=data, compute_metrics=lambda _: {})
-    trainer.evaluate()
-    assert (model.generation_config.max_length, model.generation_config.top_k) == (20, 50)
-    assert not re.search("top_k|max_decoding", "\n".join(write_ctranslate2(model, tokenizer, tmp_path)))
-    long = ["half past nine on the fourth of May " * 3]
-    options = {"min_new_tokens": 30, "num_beams": 1}
-    assert Translator(tmp_path, "cpu")(long, **options) == ours(long, **options)
 
 
 def test_a_type_that_the_processor_lacks_is_named(checkpoint, tokenizer, tmp_path):

@@ -31,6 +31,7 @@ def test_equal_sources_of_symbols_are_one_sentence():
     tokenizer = train_tokenizer([{"source": "abc", "target": "xyz"}], ["characters", "characters"])
     result = evaluate(new_model(len(tokenizer)), ["ab", "c", "ab"], ["x", "y", "z"], tokenizer=tokenizer, **OPTIONS)
     assert (len(result.translations), result.num_sentences, list(result.scores)) == (3, 2, ["exact_match", "ser"])
+    assert result.measures.unknown == "<unk>"  # of which "cer" counts one character
 
 
 def test_a_wrong_measure_is_an_error_before_anything_is_translated(checkpoint):

@@ -235,6 +235,27 @@ def test_what_ctranslate2_would_make_wrong_is_refused(opened, folders):
         Translator(model, tokenizer=tokenizer, backend="ctranslate2")
 
 
+def test_a_short_sequence_that_ctranslate2_would_make_wrong_is_enough(folders, monkeypatch):
+    backend = pytest.importorskip("hf_vanilla_transformer.translation.ctranslate2").CTranslate2Backend
+    of_ctranslate2 = backend.log_probabilities
+
+    def changed(self, sources, targets):  # by less than a thousandth of the longest one's
+        first, *others = of_ctranslate2(self, sources, targets)
+        return [first - 0.0005 * abs(min(others)), *others]
+
+    monkeypatch.setattr(backend, "log_probabilities", changed)
+    with pytest.raises(ValueError, match="makes another model of this one"):
+        Translator(folders["nllb"], backend="ctranslate2")
+
+
+def test_ctranslate2_takes_half_precision(opened):
+    pytest.importorskip("ctranslate2")
+    tokenizer, model = opened("mbart50")
+    translator = Translator(model.to(torch.bfloat16), tokenizer=tokenizer, backend="ctranslate2")
+    assert translator("A man.", src_lang="en_XX", tgt_lang="de_DE", max_new_tokens=5)
+    assert model.dtype == torch.bfloat16
+
+
 def test_the_service_tells_each_request_its_languages(folders):
     translator, pairs = Translator(folders["nllb"]), [("eng_Latn", "deu_Latn"), ("deu_Latn", "eng_Latn")]
     translator.model.generation_config.max_new_tokens = 9

@@ -212,15 +212,11 @@ def test_zips_that_are_refused(folders, tmp_path, monkeypatch):
     package.write_bytes(folders["argos"].read_bytes()[:1000])
     with pytest.raises(CheckpointError, match=r"a\.argosmodel can't be unpacked"):
         Translator(package, "cpu")
-    for name in ("../model/model.bin", "/model/model.bin", "x/../../y"):
+    for name in ("../model/model.bin", "/model/model.bin", "x/readme"):
         with zipfile.ZipFile(package, "w") as packed:
             packed.writestr(name, "x")
-        with pytest.raises(CheckpointError, match=f"{name!r} is a path out of its folder"):
+        with pytest.raises(CheckpointError, match=r"is no Argos package: .*model/model\.bin"):
             Translator(package, "cpu")
-    with zipfile.ZipFile(package, "w") as packed:
-        packed.writestr("x/readme", "x")
-    with pytest.raises(CheckpointError, match=r"is no Argos package: .*model/model\.bin"):
-        Translator(package, "cpu")
     monkeypatch.setattr("hf_vanilla_transformer.interop.ctranslate2_files.MOST_BYTES", 1000)
     with pytest.raises(CheckpointError, match="bytes, more than 1,000"):
         Translator(folders["argos"], "cpu")

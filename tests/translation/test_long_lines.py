@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import sys
 
@@ -13,12 +14,12 @@ from random_models import new_model
 from hf_vanilla_transformer.cli import lines
 from hf_vanilla_transformer.translation import reading
 from hf_vanilla_transformer.translation.backend import MAX_SOURCE_TOKENS, Translation
-from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.division import join
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.reading import divide, encode_within
-from hf_vanilla_transformer.translation.scoring import score_targets
+from hf_vanilla_transformer.translation.scoring import score_pairs, score_targets
 from hf_vanilla_transformer.translation.translator import Translator
+from tests.decoding import decode
 
 SENTENCE = "half past nine on the fourth of May. "
 
@@ -112,7 +113,7 @@ def test_a_long_line_is_what_its_pieces_are(model, tokenizer, encode, options):
 
 
 def test_a_line_within_the_limit_is_left_whole(model, tokenizer, encode, monkeypatch):
-    line, shapes, generate = SENTENCE * 30, [], model.generate
+    line, shapes, generate = (SENTENCE * 30).strip(), [], model.generate
     count = len(encode([line])[0])
     assert reading.PIECE_TOKENS < count < MAX_SOURCE_TOKENS
     monkeypatch.setattr(model, "generate", lambda **own: shapes.append((*own["input_ids"].shape,)) or generate(**own))
@@ -152,6 +153,9 @@ def test_perplexity_leaves_out_what_is_too_long_on_either_side(model, tokenizer)
     assert (likelihood.num_left_out, rest.num_left_out, sum(done)) == (2, 0, 4)
     assert likelihood.perplexity == pytest.approx(rest.perplexity, rel=1e-6)
     assert likelihood.num_tokens == rest.num_tokens
+    pairs = score_pairs(model, tokenizer, ["it", ""], ["es", "es"])
+    assert rest.num_tokens == sum(one.num_tokens for one in pairs)
+    assert math.log(rest.perplexity) * rest.num_tokens == pytest.approx(-sum(one.log_probability for one in pairs))
     with pytest.raises(ValueError, match=r"every pair has a side of more than 30 tokens.*raise the limit"):
         score_targets(model, tokenizer, [long], ["es"], max_tokens=30)
 

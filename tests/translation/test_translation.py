@@ -1,11 +1,9 @@
-"""Many sentences through one model or an ensemble, against one at a time, plain beam search and cross-entropy."""
+"""Many sentences through one model or an ensemble, against one at a time and plain beam search."""
 
-import math
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from random_models import TEXTS, new_model
 from transformers import GenerationConfig
 from transformers.utils import ModelOutput
@@ -13,10 +11,10 @@ from transformers.utils import ModelOutput
 from hf_vanilla_transformer import engine
 from hf_vanilla_transformer.engine.decoding import linear
 from hf_vanilla_transformer.translation.backend import Translation, batches
-from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.ensembles import ensemble
 from hf_vanilla_transformer.translation.scoring import score_targets
 from hf_vanilla_transformer.translation.translator import Translator
+from tests.decoding import decode
 
 GREEDY = {"num_beams": 1, "early_stopping": False}
 
@@ -98,42 +96,6 @@ def test_batches_hold_as_many_tokens_as_are_allowed_for_all_beams_together(model
 
 
 # ---- Forced decoding ----
-PAIRS = [("twenty-one", "einundzwanzig"), ("it", ""), ("", "es"), ("half past nine on the fourth of May", "halb zehn")]
-SOURCES, TARGETS = [source for source, _ in PAIRS], [target for _, target in PAIRS]
-
-
-def _probabilities(model, tokenizer, source, target):
-    """Of each token of the target and its </s>, one sentence at a time: (T, V) and the tokens."""
-    labels = tokenizer(target, return_tensors="pt")["input_ids"]
-    shifted = torch.cat([torch.tensor([[1]]), labels[:, :-1]], dim=1)
-    with torch.no_grad():
-        logits = model(**tokenizer([source], return_tensors="pt"), decoder_input_ids=shifted).logits[0]
-    return logits.double().softmax(dim=-1), labels[0]
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 32])
-def test_likelihood_is_torchs_cross_entropy_of_each_sentence_alone(model, tokenizer, batch_size):
-    likelihood = score_targets(model, tokenizer, SOURCES, TARGETS, batch_size=batch_size)
-    expected, count = 0.0, 0
-    for source, target in PAIRS:
-        probabilities, labels = _probabilities(model, tokenizer, source, target)
-        expected += F.cross_entropy(probabilities.log(), labels, reduction="sum").item()
-        count += len(labels)
-    assert likelihood.num_tokens == count
-    assert likelihood.negative_log_probability == pytest.approx(expected, rel=1e-6)
-    assert likelihood.perplexity == pytest.approx(math.exp(expected / count), rel=1e-6)
-
-
-def test_likelihood_of_an_ensemble_is_of_the_mean_probabilities(model, other, tokenizer):
-    likelihood = score_targets(ensemble([model, other], [tokenizer, tokenizer]), tokenizer, SOURCES, TARGETS)
-    expected = 0.0
-    for pair in PAIRS:
-        (first, labels), (second, _) = (_probabilities(one, tokenizer, *pair) for one in (model, other))
-        mean = (first + second) / 2
-        expected -= mean[torch.arange(len(labels)), labels].log().sum().item()
-    assert likelihood.negative_log_probability == pytest.approx(expected, rel=1e-6)
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_in_8_bits_the_likelihood_is_that_of_the_search(tokenizer, monkeypatch, count):
     monkeypatch.setattr(linear, "ELEMENTS_FOR_INT8", 0)  # smaller ones too, on any processor
@@ -188,9 +150,8 @@ def test_a_translator_of_an_ensemble_takes_what_it_can_apply(model, other, token
 
 @pytest.mark.parametrize("given", [iter, lambda texts: dict.fromkeys(texts).keys()])
 def test_sentences_are_iterated_over_once(model, tokenizer, given):
-    assert decode(model, tokenizer, given(TEXTS)) == decode(model, tokenizer, TEXTS)
-    expected = score_targets(model, tokenizer, SOURCES, TARGETS)
-    assert score_targets(model, tokenizer, given(SOURCES), given(TARGETS)) == expected
+    expected = score_targets(model, tokenizer, TEXTS, TEXTS)
+    assert score_targets(model, tokenizer, given(TEXTS), given(TEXTS)) == expected
 
 
 def test_a_model_in_training_mode_is_refused(tokenizer, other):

@@ -13,6 +13,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import datasets
+import pandas
 import pytest
 import torch
 from hypothesis import given
@@ -31,11 +32,11 @@ from hf_vanilla_transformer.errors import CheckpointError
 from hf_vanilla_transformer.translation import division, reading, register_pipeline
 from hf_vanilla_transformer.translation.attention import attention_of
 from hf_vanilla_transformer.translation.backend import Translation
-from hf_vanilla_transformer.translation.decoding import decode
 from hf_vanilla_transformer.translation.evaluation import evaluate
 from hf_vanilla_transformer.translation.pipeline import VanillaTranslationPipeline
 from hf_vanilla_transformer.translation.scoring import score_pairs
 from hf_vanilla_transformer.translation.translator import BACKENDS, DeviceError, Translator
+from tests.decoding import decode
 
 SHORT = {"max_extra_length": 5}
 
@@ -76,7 +77,8 @@ def test_what_has_a_length_gives_a_list_and_what_has_none_a_stream(translator, e
     for texts in (iter(TEXTS), io.StringIO("".join(lines)), data.to_iterable_dataset()["en"]):
         stream = translator(texts, **SHORT)
         assert iter(stream) is stream
-        assert list(stream) == (translator(lines, **SHORT) if isinstance(texts, io.StringIO) else expected)
+        assert list(stream) == expected
+    assert translator([f"\t {text} \r\n" for text in TEXTS], **SHORT) == expected
 
 
 def test_a_stream_reads_a_window_ahead_and_no_more(translator, expected):
@@ -130,11 +132,16 @@ def test_alignments_are_generates_own(translator, options):
         ({"a"}, {}, TypeError, "sentences is of type set"),
         (["a", 7], {}, TypeError, r"sentences\[1\] is of type int"),
         (datasets.Dataset.from_dict({"en": ["a"]}), {}, TypeError, r"sentences\[0\] is of type dict"),
+        (pandas.DataFrame({"en": ["a"], "de": ["b"]}), {}, TypeError, "sentences is of type DataFrame"),
         ("a\ud83d", {}, ValueError, "has a lone surrogate at position 1"),
         (["a", "b"], {"prefix": ["a"]}, ValueError, "prefix has 1 strings for 2 sentences; give one for each"),
         (["a", "b"], {"prefix": [None, "a"]}, TypeError, r"prefix\[0\] is None"),
         ("a", {"n_best": 5}, ValueError, "n_best=5 needs a beam search of at least 5 beams, and num_beams is 4; raise"),
         ("a", {"n_best": 1, "num_beams": 1}, ValueError, "n_best=1 needs a beam search of at least 2 beams"),
+        ("a", {"num_beams": 10**9}, ValueError, "num_beams is 1000000000; it has to be an integer from 1 to 1,000"),
+        ("a", {"num_beams": 4.0}, ValueError, r"num_beams is 4\.0; it has to be an integer"),
+        ("a", {"max_new_tokens": 10**9}, ValueError, "max_new_tokens is 1000000000; it has to be an integer from 1 to"),
+        ("a", {"batch_size": 0}, ValueError, "batch_size is 0; it has to be an integer from 1 to 100,000"),
         ("a", {"gnmt_length_penalty": -1.0}, ValueError, "`gnmt_length_penalty` is -1.0"),
         ("a", {"decoder_input_ids": [[1, 5]]}, ValueError, "decoder_input_ids comes from the sentences here; leave it"),
     ],
@@ -213,19 +220,19 @@ def test_n_best_lists_have_each_text_once_and_are_filled_by_wider_searches(token
 
 # ---- Prefixes ----
 def test_a_prefix_begins_the_translation_and_the_rest_follows_from_it(translator):
-    prefixes = ["drei Euro", "", "es  ", "es", "der vierte", "zwei"]
+    prefixes = ["drei Euro", "", " es  ", "es", "der vierte", "zwei"]
     found = translator(TEXTS, prefix=prefixes, n_best=1, **SHORT)
     for text, prefix, (one,) in zip(TEXTS, prefixes, found, strict=True):
         if not text:
             assert one == Translation("", 0, 0.0)
             continue
-        ids = translator.tokenizer(text_target=prefix.rstrip(), add_special_tokens=False)["input_ids"]
+        ids = translator.tokenizer(text_target=prefix.strip(), add_special_tokens=False)["input_ids"]
         output = translator.model.generate(
             **translator.tokenizer([text], return_tensors="pt"), decoder_input_ids=torch.tensor([[1, *ids]]),
             return_dict_in_generate=True, **SHORT,
         )  # fmt: skip
         assert one.text == translator.tokenizer.decode(output.sequences[0], skip_special_tokens=True).replace("\n", " ")
-        assert one.text.startswith(prefix.rstrip())
+        assert one.text.startswith(prefix.strip())
         assert one.score == pytest.approx(output.sequences_scores[0].item(), abs=1e-5)
         assert 0 < one.num_tokens <= output.sequences.shape[1] - 1 - len(ids)
     assert translator(TEXTS[0], prefix="es", **SHORT) == translator(TEXTS[:1], prefix=["es"], **SHORT)[0]
@@ -360,6 +367,23 @@ def test_a_pickle_opens_the_folder_again_and_changes_nothing(checkpoint, tokeniz
         ForkingPickler.dumps(translator)
     assert translator(TEXTS, **SHORT) == expected
     assert model.engine.is_on
+
+
+def test_datasets_doesnt_take_translations_of_older_weights_from_its_cache(checkpoint, tokenizer, expected, tmp_path):
+    folder, data = shutil.copytree(checkpoint, tmp_path / "model"), tmp_path / "data"
+    datasets.Dataset.from_dict({"en": TEXTS}).save_to_disk(data)
+    calls = []
+
+    def translated():
+        translator = Translator(folder, "cpu")
+        rows = datasets.load_from_disk(data).map(lambda row: {"de": translator(row["en"], **SHORT)}, batched=True)
+        calls.append(translator.model.engine.calls)
+        return rows["de"][:]
+
+    assert translated() == translated() == expected
+    new_model(len(tokenizer), seed=4).save_pretrained(folder)
+    assert translated() == Translator(folder, "cpu")(TEXTS, **SHORT) != expected
+    assert [count > 0 for count in calls] == [True, False, True]
 
 
 # ---- Models ----

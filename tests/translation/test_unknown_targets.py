@@ -10,6 +10,7 @@ from random_models import KINDS, TEXTS, generated, new_model, translator_of
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, EvalPrediction, pipeline
 
 from hf_vanilla_transformer.data.symbols import train_tokenizer
+from hf_vanilla_transformer.integration_vanilla_transformer import VanillaTransformerPipeline
 from hf_vanilla_transformer.training.evaluation import TranslationMetrics
 from hf_vanilla_transformer.translation.translator import Translator
 
@@ -80,12 +81,16 @@ def test_an_unknown_token_that_is_the_end_as_well_is_none(checkpoint, caplog):
     assert metrics.samples == [("", TEXTS[0], TEXTS[0])]
 
 
-def test_the_pipeline_and_a_wrong_value(model, symbols):
+def test_the_pipelines_and_a_wrong_value(model, symbols):
     translate = pipeline("vanilla-translation", model=copy.deepcopy(model), tokenizer=symbols)
     assert "<unk>" in "".join(row["translation_text"] for row in translate(MOLECULES))
     assert "<unk>" not in str(translate(MOLECULES, unknown_target="avoid"))
     with pytest.raises(ValueError, match="unknown_target is 'mrak'; give one of mark, drop, avoid"):
         translate("C", unknown_target="mrak")
+    travelling = VanillaTransformerPipeline(model=copy.deepcopy(model), tokenizer=symbols, device="cpu")
+    assert travelling(MOLECULES) == travelling(MOLECULES, batch_size=3) == translate(MOLECULES)
+    assert travelling([]) == translate([]) == []
+    assert travelling(f" {MOLECULES[0]}\n") == translate(MOLECULES[0])
 
 
 SETTINGS = {

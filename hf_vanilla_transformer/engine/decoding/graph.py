@@ -63,19 +63,17 @@ class Graph(Packed):
             self.budget = torch.cuda.get_device_properties(self.device).total_memory // 4
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
-    def lacking(self, plan: Plan) -> str | None:
-        """Names the setting of a plan that captured steps lack, for which its steps are uncaptured; or None."""
-        settings = {
-            "coverage_penalty": plan.coverage_penalty,
-            "output_alignments": plan.alignments,
-            "no_repeat_ngram_size": plan.no_repeat_ngram_size,
-            "repetition_penalty": plan.repetition_penalty != 1,
-            "forced_bos_token_id": plan.forced_begin is not None,
-            "forced_eos_token_id": any(token >= self.vocab_size for token in plan.forced_end),
-            "bad_words_ids": other_words(plan, self.vocab_size),
-            "eos_token_id": len(plan.ends) > MOST_ENDS,
-        }
-        return next((name for name, is_set in settings.items() if is_set), None)
+    def captures(self, plan: Plan) -> bool:
+        """Tells whether captured steps have all settings of a plan; else its steps are uncaptured."""
+        return not (
+            plan.needs_attention
+            or plan.no_repeat_ngram_size
+            or plan.repetition_penalty != 1
+            or plan.forced_begin is not None
+            or any(token >= self.vocab_size for token in plan.forced_end)
+            or other_words(plan, self.vocab_size)
+            or len(plan.ends) > MOST_ENDS
+        )
 
     def search(
         self, plan: Plan, memory: Tensor, attention_mask: Tensor | None, prompts: Tensor, max_new_tokens: Sequence[int]
@@ -99,7 +97,7 @@ class Graph(Packed):
     def _bucket(self, plan: Plan, sentences: int, positions: int, source: int) -> Bucket | None:
         """Returns the smallest bucket that holds a call, or the largest one for a part of it; None: there is none."""
         most = getattr(self.weights.decoder.positions, "num_embeddings", LONGEST)  # learned ones are limited
-        if positions > min(most, LONGEST) or source > LONGEST or self.lacking(plan) is not None:
+        if positions > min(most, LONGEST) or source > LONGEST or not self.captures(plan):
             return None
         shape = (min(rounded_up(positions), most), rounded_up(source), plan.num_beams, len(plan.ends))
         stopping = plan.early_stopping if plan.num_beams > 1 else False

@@ -99,11 +99,17 @@ class Int8Linear(Linear):
     So the result of a row doesn't depend on the others of its batch.
     """
 
-    product: type["FBGEMMProduct | OneDNNProduct"]
-
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.bias = None if bias is None else bias.float()
-        self.multiply = self.product(*rounded_weight(weight.float()))
+        self._pack(*rounded_weight(weight.float()))
+
+    @abstractmethod
+    def _pack(self, weight: Tensor, step: Tensor) -> None:
+        """Keeps what `rounded_weight` returns."""
+
+    @abstractmethod
+    def _multiply(self, x: Tensor) -> Tensor:
+        """Multiplies numbers up to 1, (rows, in), which it rounds to 1 / HIGHEST, by the weights: (rows, out)."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Maps (rows, in) to (rows, out)."""
@@ -111,7 +117,7 @@ class Int8Linear(Linear):
 
     def of_scaled(self, x: Tensor, largest: Tensor) -> Tensor:
         """Maps inputs that are scaled already to (rows, out)."""
-        y = self.multiply(x)
+        y = self._multiply(x)
         return y.mul_(largest) if self.bias is None else torch.addcmul(self.bias, y, largest, out=y)
 
 
@@ -127,51 +133,39 @@ def scaled(x: Tensor) -> tuple[Tensor, Tensor]:
     return x / largest, largest
 
 
-class OneDNNProduct:
-    """Products of numbers up to 1, rounded to 1 / HIGHEST, with 8-bit weights, (out, in), scaled by `scale`, (out,)."""
-
-    def __init__(self, weight: Tensor, scale: Tensor) -> None:
-        pack, self.product = torch_private.int8_linear()
-        self.packed, self.scale, self.no_shift = pack(weight, None), scale, torch.zeros(len(weight), dtype=torch.long)
-        # Inputs are stored as their distance from the lowest: oneDNN has no fast product of two signed ones.
-        self.zero, self.step = torch.tensor(HIGHEST + 1), torch.tensor(1 / HIGHEST)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Maps (rows, in) to (rows, out)."""
-        integers = (x * HIGHEST).round_()
-        # torch makes signed bytes of float32 five times as fast as unsigned ones.
-        unsigned = integers.to(torch.int8).view(torch.uint8).add_(HIGHEST + 1)
-        inputs = (unsigned, self.step, self.zero, self.packed, self.scale, self.no_shift, None)
-        return self.product(*inputs, 1.0, 0, torch.float32, "none", [], "")
-
-
-class FBGEMMProduct:
-    """The same product. FBGEMM rounds inputs, with a scale for all rows; one more row keeps it at 1 / HIGHEST."""
-
-    def __init__(self, weight: Tensor, scale: Tensor) -> None:
-        quantized, pack, self.product = torch_private.int8_linear_of_few_rows()
-        with warnings.catch_warnings():  # that torch means to remove these types; then there is oneDNN's product
-            warnings.simplefilter("ignore", UserWarning)
-            self.packed = pack(quantized(weight, scale, torch.zeros(len(weight), dtype=torch.long), 0), None)
-        self.range = torch.zeros(1, weight.shape[1])
-        self.range[0, :2] = torch.tensor([-1 - 1 / HIGHEST, 1.0])
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Maps (rows, in) to (rows, out)."""
-        rows = torch.cat([x, self.range])
-        return self.product(rows, self.packed, reduce_range=not HAS_VNNI)[:-1]
-
-
-class FBGEMMLinear(Int8Linear):
-    """The map in 8 bits by FBGEMM, which takes less time to start."""
-
-    product = FBGEMMProduct
-
-
 class OneDNNLinear(Int8Linear):
     """The map in 8 bits by oneDNN, which some processors multiply many rows faster with."""
 
-    product = OneDNNProduct
+    def _pack(self, weight: Tensor, step: Tensor) -> None:
+        pack, self.product = torch_private.int8_linear()
+        self.packed, self.step, self.no_shift = pack(weight, None), step, torch.zeros(len(weight), dtype=torch.long)
+        # Inputs are stored as their distance from the lowest: oneDNN has no fast product of two signed ones.
+        self.zero, self.input_step = torch.tensor(HIGHEST + 1), step.new_tensor(1 / HIGHEST)
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        integers = (x * HIGHEST).round_()
+        # torch makes signed bytes of float32 five times as fast as unsigned ones.
+        unsigned = integers.to(torch.int8).view(torch.uint8).add_(HIGHEST + 1)
+        inputs = (unsigned, self.input_step, self.zero, self.packed, self.step, self.no_shift, None)
+        return self.product(*inputs, 1.0, 0, torch.float32, "none", [], "")
+
+
+class FBGEMMLinear(Int8Linear):
+    """The map in 8 bits by FBGEMM, which takes less time to start.
+
+    It rounds inputs with a scale for all rows; one more row keeps that at 1 / HIGHEST.
+    """
+
+    def _pack(self, weight: Tensor, step: Tensor) -> None:
+        quantized, pack, self.product = torch_private.int8_linear_of_few_rows()
+        with warnings.catch_warnings():  # that torch means to remove these types; then there is oneDNN's product
+            warnings.simplefilter("ignore", UserWarning)
+            self.packed = pack(quantized(weight, step, torch.zeros(len(weight), dtype=torch.long), 0), None)
+        self.range = step.new_zeros(1, weight.shape[1])
+        self.range[0, :2] = step.new_tensor([-1 - 1 / HIGHEST, 1.0])
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        return self.product(torch.cat([x, self.range]), self.packed, reduce_range=not HAS_VNNI)[:-1]
 
 
 def _finish(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Decoding by the model's own modules, and by several models as one, against the packed weights of the engine."""
+"""Decoding by the model's own modules against the packed weights of the engine."""
 
 import copy
 import itertools
@@ -7,11 +7,10 @@ import peft
 import pytest
 import torch
 from test_generation import BOS, EOS, SOURCES, padded
-from test_packed import members, varied
+from test_packed import varied
 
 from hf_vanilla_transformer.engine.decoding.module import Module
 from hf_vanilla_transformer.engine.decoding.packed import Packed
-from hf_vanilla_transformer.engine.decoding.prepared import Averaged
 from hf_vanilla_transformer.plan_vanilla_transformer import GNMTLengthPenalty, Plan
 
 GREEDY = Plan(limit=("max_extra_length", 5), start=BOS, ends=(EOS,), padding=0)
@@ -62,18 +61,9 @@ def test_adapters_count(kernel):
     model = copy.deepcopy(varied("default", torch.float64))
     model.set_attn_implementation(kernel)
     plain = found(Module(model), BEAMS)
-    lora = peft.LoraConfig(target_modules=["v_proj", "fc1"], r=2, init_lora_weights=False)
+    targets = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "lm_head"]
+    lora = peft.LoraConfig(target_modules=targets, r=2, init_lora_weights=False)
     adapted = peft.get_peft_model(model, lora).eval()
     own = found(Module(adapted.get_base_model()), BEAMS)
     assert_same(own, found(Packed(adapted.merge_and_unload()), BEAMS))
     assert [row[0].tokens for row in own] != [row[0].tokens for row in plain]
-
-
-@pytest.mark.parametrize("plan", ["greedy", "beams", "coverage, alignments"])
-def test_an_ensemble_of_either_kind(plan):
-    ways = [Averaged([way(model) for model in members()]) for way in (Module, Packed)]
-    ways.append(Averaged([Packed(members()[0]), *map(Module, members()[1:])]))
-    first, *others = (found(way, PLANS[plan]) for way in ways)
-    for other in others:
-        assert_same(other, first)
-    assert [row[0].tokens for row in first] != [row[0].tokens for row in found(Packed(members()[0]), PLANS[plan])]

@@ -212,6 +212,18 @@ def test_the_formula_of_8_bits(rows, relu, kind):
     np.testing.assert_allclose(found.numpy(), wanted, atol=2e-5, rtol=1e-5)  # numbers up to 100, in float32
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", [linear.FBGEMMLinear, linear.OneDNNLinear])
+def test_8_bits_do_not_depend_on_torchs_default_type(kind, default):
+    weight, x = torch.randn(20, 48), torch.randn(5, 48)
+    expected = kind(weight, None)(x)
+    torch.set_default_dtype(default)
+    try:
+        assert torch.equal(kind(weight, None)(x), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @torch.no_grad()
 def test_in_8_bits_a_sentence_does_not_depend_on_its_batch(model):
     x, linear_map = torch.randn(20, 32), linear.linear_map(torch.randn(48, 32), torch.randn(48), is_int8=True)
