@@ -4,9 +4,10 @@
 
 CTranslate2's beam search ends as with `early_stopping=True`, or later (`patience`), and has length^alpha for a penalty.
 Here it returns as many hypotheses as beams, the best by its penalty, and the model's own (the paper's or transformers')
-ranks them; one that only the latter finds good can be missing. A batch is searched up to the longest limit of its sentences; one that went beyond its own is searched again
-within that. Beam search finds a translation that ends at once only if the end is the most probable token. As the length
-penalty is that of a batch's mean length, the last entries of n-best lists may depend on the batch.
+ranks them; one that only the latter finds good can be missing. A batch is searched up to the longest limit of its
+sentences; one that went beyond its own is searched again within that. Beam search finds a translation that ends at once
+only if the end is the most probable token. As the length penalty is that of a batch's mean length, the last entries of
+n-best lists may depend on the batch.
 """
 
 import copy
