@@ -3,6 +3,8 @@
 import asyncio
 import json
 import threading
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -184,8 +186,7 @@ def test_a_full_queue_and_a_deadline() -> None:
         return capitals(texts, *options)
 
     async def run() -> list[int]:
-        import httpx2 as httpx
-
+        httpx = import_module("httpx2" if find_spec("httpx2") else "httpx")  # TestClient takes either
         application = client(slow, waiting=10, seconds=1).app
         async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://x") as http:
             first = asyncio.create_task(http.post("/translate", json=ask("x" * 9)))

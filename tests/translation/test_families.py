@@ -196,7 +196,8 @@ def test_the_prefix_and_settings_of_a_task(folders, opened, caplog):
 def test_nothing_is_translated_from_the_bare_prefix(folders, options):
     translator = Translator(folders["t5"], **options)
     translator.model.generation_config.update(max_new_tokens=9, min_new_tokens=3)
-    assert translator("it\u2603", unknown="ignore") == translator("it") != ""
+    text = next(one for one in SOURCES if translator(one))  # a random model may write special tokens alone
+    assert translator(f"{text}\u2603", unknown="ignore") == translator(text)
     assert translator(["\u2603", " \u2603\u2603"], unknown="ignore") == ["", ""]
     translator.tokenizer.backend_tokenizer.normalizer = normalizers.Nmt()  # as SentencePiece drops invisible characters
     assert translator(["\u200b", "\ufeff \u200b"]) == ["", ""]
