@@ -88,7 +88,7 @@ class Run:
         self.cleaning = Cleaning(self.data.max_length, self.data.max_length_ratio)
         self.mixture: str | None = None  # of corpora with weights, in words
         self.pushes = bool(self.args.push_to_hub) and not dry_run
-        self.args.push_to_hub = False  # of the Trainer, which has no part in it
+        self.args.push_to_hub = False  # the Trainer refuses it; `finish` pushes
 
     def check(self) -> None:
         """Checks what can be checked before any data is read."""
