@@ -356,14 +356,21 @@ def _score(metric: Metric, hypotheses: list[str], streams: Streams) -> Score:
     return Score(result.name, value, str(metric.get_signature()), details)
 
 
+def nonempty(references: Sequence[str]) -> list[str]:
+    """Returns the references of one hypothesis but for empty ones, which sacreBLEU takes for references of length 0.
+
+    If all are empty, the first one stays.
+    """
+    return list(filter(None, references)) or list(references[:1])
+
+
 def _checked(hypotheses: Sequence[str], references: References) -> tuple[list[str], Streams]:
     """The hypotheses, and the references as sacreBLEU has them."""
     for name, items in (("hypotheses", hypotheses), ("references", references)):
         if isinstance(items, str):  # a sequence of strings too: its letters would be scored
             raise TypeError(f"{name} is a str; give a list of strings, [text] for a single one")
     hypotheses = list(hypotheses)
-    rows = [list(one) if isinstance(one, list | tuple) else [one] for one in references]
-    rows = [[one for one in row if one] or row[:1] for row in rows]  # sacreBLEU takes "" for one of length 0
+    rows = [nonempty(one) if isinstance(one, list | tuple) else [one] for one in references]
     if len(hypotheses) != len(rows) or not all(rows):
         raise ValueError(
             f"{len(hypotheses)} hypotheses but {sum(map(bool, rows))} references; give one reference per hypothesis, "

@@ -161,7 +161,9 @@ def _read(arguments: argparse.Namespace) -> tuple[list[str], list[list[str]]]:
         raise UsageError("--reference and columns are two ways to give references; give text files, or one table")
     read = [read_parallel(arguments.source, name) for name in arguments.reference]
     rows = zip(*(references for _, references in read), strict=True)
-    return read[0][0], [[*filter(None, row)] or [""] for row in rows]
+    from ..metrics import nonempty
+
+    return read[0][0], [nonempty(row) for row in rows]
 
 
 def _check_measures(arguments: argparse.Namespace, count: int) -> None:

@@ -115,12 +115,10 @@ def file_jobs(
     for given in map(Path, inputs):
         if not given.exists():
             raise CorpusError(f"{given}: no such file or folder")
-        folder = given if given.is_dir() else given.parent
+        files, folder = (_files_in(given), given) if given.is_dir() else ([given], given.parent)
         has_output = place.is_relative_to(given.resolve())
-        for file in sorted(filter(Path.is_file, given.rglob("*"))) if given.is_dir() else [given]:
+        for file in files:
             name, real = file.relative_to(folder), file.resolve()
-            if given.is_dir() and (any(part.startswith(".") for part in name.parts) or file.name.endswith(ERRORS)):
-                continue
             if real == (place / name).resolve():
                 raise CorpusError(f"{file} is the input and the output; give another folder for the translations")
             if has_output and real.is_relative_to(place):  # translations are no inputs
@@ -130,6 +128,15 @@ def file_jobs(
             found[name] = file
     index, number = shard
     return [FileJob(found[name], output / name, how or {}) for name in sorted(found)][index - 1 :: number]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Returns the files of a folder and of its subfolders to translate, in the order of their names."""
+
+    def is_left_out(file: Path) -> bool:
+        return file.name.endswith(ERRORS) or any(part.startswith(".") for part in file.relative_to(folder).parts)
+
+    return sorted(file for file in folder.rglob("*") if file.is_file() and not is_left_out(file))
 
 
 def translate_files(

@@ -96,8 +96,8 @@ def parameters_by_part(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict
     for name, (_, shape) in tensors.items():
         is_embedding = ".embed" in name or "shared." in name
         stack = "embeddings" if is_embedding else name.removeprefix("model.").partition(".")[0]
-        part = "output projection" if stack in PROJECTION else "others"
-        parts[stack if stack in PARTS else part] += math.prod(shape)
+        part = "output projection" if stack in PROJECTION else stack
+        parts[part if part in PARTS else "others"] += math.prod(shape)
     return {part: number for part, number in parts.items() if number}
 
 

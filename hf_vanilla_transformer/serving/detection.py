@@ -29,15 +29,18 @@ class Detector:
 
     def rank(self, text: str) -> list[Guess]:
         """Returns the languages, the most probable first."""
+        self._check(text)
+        return [self._guess(base, share) for base, share in self._identifier.rank(text)]
+
+    def _check(self, text: str) -> None:
         if self._unknown:
             raise ValueError(f"languages aren't detected here: py3langid doesn't know {named(self._unknown)}")
         if not any(map(str.isalpha, text)):
             raise ValueError("no language can be detected without letters; give the source's code, see /languages")
-        return [self._guess(base, share) for base, share in self._identifier.rank(text)]
 
     def each(self, texts: Sequence[str]) -> list[Guess]:
         """Returns the language of each text of a list; where a text may be in several, the list's most frequent one."""
-        self.rank("\n".join(texts))  # its errors
+        self._check("\n".join(texts))
         bases = sorted(self._codes)
         ranked = (dict(self._identifier.rank(text)) for text in texts)
         own = np.array([[one[base] for base in bases] for one in ranked])

@@ -54,8 +54,7 @@ class Measures:
     @property
     def how(self) -> dict[str, Any]:
         """The keyword arguments of `metrics.measure` and `metrics.paired_bootstrap`."""
-        how = {"tokenize": self.tokenize, "lowercase": self.lowercase, "symbols": self.symbols}
-        return {**how, "unknown": self.unknown}
+        return {name: getattr(self, name) for name in ("tokenize", "lowercase", "symbols", "unknown")}
 
     def lines(self, sources: Sequence[str], references: References) -> tuple[Sequence[int], References]:
         """Returns the places of the lines that are measured, and the references of each."""
